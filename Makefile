@@ -1,0 +1,71 @@
+# Sets itself up on a machine that has only Python (3.11 or newer) and make.
+#
+#   make demo                      find genes in the embedded leukaemia data
+#   make test                      run the tests
+#
+# Variables: PYTHON (interpreter that makes the environment), VENV (its folder),
+# TORCH_INDEX (an extra package index for torch: on Linux PyTorch's default build
+# brings CUDA, several GB; TORCH_INDEX=https://download.pytorch.org/whl/cpu gives the
+# CPU build), PYTEST_ARGS and DEMO_ARGS (passed on).
+
+PYTHON      ?= python3
+VENV        ?= .venv
+TORCH_INDEX ?=
+PYTEST_ARGS ?=
+DEMO_ARGS   ?=
+
+BIN     := $(VENV)/bin
+STAMP   := $(VENV)/.installed
+SOURCES := $(wildcard src tests benchmarks experiments scripts)
+BENCHES := $(wildcard benchmarks/[!_]*.py)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint format check acceptance bench hooks clean distclean
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+setup: $(STAMP) ## Create the environment and install fedsift with its tools, once
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	    echo "fedsift needs Python 3.11 or newer, $(PYTHON) is not: make PYTHON=python3.11 ..." >&2; exit 2; }
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
+	$(BIN)/python -m pip install --quiet --no-input --disable-pip-version-check \
+	    $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: $(STAMP) ## Find three genes in the embedded leukaemia data
+	$(BIN)/fedsift fit --demo golub --features 3 --seeds 30 $(DEMO_ARGS)
+
+test: $(STAMP) ## Run all tests but those marked acceptance_long
+	$(BIN)/python -m pytest -q -m "not acceptance_long" $(PYTEST_ARGS)
+
+lint: $(STAMP) ## Check style, types and the import rules
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy $(SOURCES)
+	$(BIN)/lint-imports --no-logo
+
+format: $(STAMP) ## Rewrite the sources in the house format
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+
+check: lint test ## Lint, then test: what CI runs
+
+acceptance: $(STAMP) ## Run and print every acceptance figure, the long ones too
+	$(BIN)/python -m pytest -q -s -m "acceptance or acceptance_long" $(PYTEST_ARGS)
+
+bench: $(STAMP) ## Run the benchmarks; each prints JSON
+	@test -n "$(BENCHES)" || { echo "no benchmarks/*.py to run" >&2; exit 2; }
+	@set -e; for bench in $(BENCHES); do echo "$$bench" >&2; $(BIN)/python "$$bench"; done
+
+hooks: $(STAMP) ## Install the git hooks
+	$(BIN)/pre-commit install
+
+clean: ## Remove caches and build output
+	rm -rf build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +
+
+distclean: clean ## Remove the environment too
+	rm -rf $(VENV)

@@ -1,0 +1,345 @@
+"""Hard concrete gates: samples, probabilities, means, and the exact relative entropy of two gates.
+
+A gate ``z`` in [0, 1] multiplies a parameter. It is 0 and 1 with positive probability and has a
+density between, so a parameter can be switched off exactly while its gate stays trainable:
+
+    s = sigmoid((logit(u) + phi) / beta),   u uniform on (0, 1)
+    z = min(1, max(0, s (zeta - gamma) + gamma))
+
+``phi`` (log alpha) is the gate's parameter. With ``t = beta logit(s)``, ``t - phi`` is logistic;
+the gate is 0 below ``t = lower`` and 1 above ``t = upper``, so that expectations are integrals of a
+smooth function over [lower, upper], which Gauss-Legendre quadrature takes to rounding.
+(Quadrature over ``u`` would meet the kinks of the clipping.)
+
+Sources: Louizos, Welling & Kingma 2018, "Learning sparse neural networks through L0
+regularization"; E-FLoPS, arXiv 2607.00275 (the relative entropy as a penalty).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
+
+import numpy as np
+import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["PHI_MAX", "HardConcrete"]
+
+PHI_MAX: Final = 12.0
+"""Largest useful |phi|: beyond it float32 hardly tells a gate's mean from 0 or 1."""
+
+_U_MIN: Final = 1e-6
+_STRETCH_MIN: Final = 1e-6
+_DELTA_MAX: Final = 60.0
+_ODDS_MAX: Final = 40.0
+_NODES_MAX: Final = 512
+_NODES: Final = {torch.float32: 8, torch.float64: 16}
+_MEAN_NODES: Final = {torch.float32: 10, torch.float64: 20}
+_SERIES_TERMS: Final = {torch.float32: 12, torch.float64: 19}
+_INVERSE_STEPS: Final = 5
+
+_Rules: TypeAlias = dict[torch.dtype, tuple[tuple[float, float], ...]]
+
+
+@dataclass(frozen=True)
+class _Window:
+    """The interval of ``t`` with a gate between 0 and 1, and ``e^-t, weight`` of its rules."""
+
+    lower: float
+    upper: float
+    rules: _Rules
+
+
+@dataclass(frozen=True)
+class HardConcrete:
+    """The family of hard concrete gates with one temperature and one stretch.
+
+    Methods work element by element on tensors of any shape and broadcast their arguments, under
+    ``torch.func.vmap`` and ``torch.compile`` too; accurate for |phi| <= 12 and finite beyond.
+
+    Args:
+        beta: temperature, > 0; below 1 the gate prefers its end points.
+        gamma: lower end of the stretched interval, <= -1e-6.
+        zeta: upper end of the stretched interval, >= 1 + 1e-6.
+
+    Raises:
+        ValueError: a parameter is outside its range or not finite.
+        TypeError: (every method) its first argument is neither float32 nor float64.
+
+    Source: Louizos, Welling & Kingma 2018, section 2.2; the defaults are those of E-FLoPS.
+
+    """
+
+    beta: float = 0.66
+    gamma: float = -0.1
+    zeta: float = 1.1
+
+    def __post_init__(self) -> None:
+        for name, valid, advice in (
+            ("beta", self.beta > 0, "choose a positive temperature, for example 0.66"),
+            ("gamma", self.gamma <= -_STRETCH_MIN, "choose at most -1e-6, for example -0.1"),
+            ("zeta", self.zeta >= 1 + _STRETCH_MIN, "choose at least 1 + 1e-6, for example 1.1"),
+        ):
+            value = getattr(self, name)
+            if not (valid and math.isfinite(value)):
+                msg = f"HardConcrete: {name}={value} is out of range; {advice}"
+                raise ValueError(msg)
+        # Filled here because torch.compile reads a cached value but cannot trace its computation.
+        _ = self._window, self._mean_rules
+
+    @cached_property
+    def lower(self) -> float:
+        """``beta log(-gamma / zeta)``: the gate is 0 where ``phi + logit(u)`` is below it."""
+        return self.beta * math.log(-self.gamma / self.zeta)
+
+    @cached_property
+    def upper(self) -> float:
+        """``beta log((1 - gamma) / (zeta - 1))``: the gate is 1 where that is above."""
+        return self.beta * math.log((1 - self.gamma) / (self.zeta - 1))
+
+    def sample(self, phi: Tensor, u: Tensor) -> Tensor:
+        """Map uniform numbers to gates, ``z = min(1, max(0, s (zeta - gamma) + gamma))``.
+
+        ``u`` is clamped to [1e-6, 1 - 1e-6]. The gates, in [0, 1], increase in ``phi`` and ``u``;
+        autograd differentiates them. Source: Louizos, Welling & Kingma 2018, equations 10-11.
+        """
+        return self._stretch(_concrete(phi, u, self.beta)).clamp(0.0, 1.0)
+
+    def sample_with_slope(self, phi: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+        """Give ``sample(phi, u)`` and its derivative in ``phi``, without autograd.
+
+        ``dz/dphi = s (1 - s) (zeta - gamma) / beta`` (>= 0) where the gate is not clipped, else 0.
+        Source: Louizos, Welling & Kingma 2018, equations 10-11.
+        """
+        s = _concrete(phi, u, self.beta)
+        stretched = self._stretch(s)
+        slope = s * (1 - s) * ((self.zeta - self.gamma) / self.beta)
+        inside = (stretched > 0) & (stretched < 1)
+        return stretched.clamp(0.0, 1.0), torch.where(inside, slope, 0.0)
+
+    def prob_active(self, phi: Tensor) -> Tensor:
+        """Give the probability that a gate is not 0, ``P(z > 0) = sigmoid(phi - lower)``.
+
+        Its sum over gates is the expected number of non-zero parameters; it exceeds ``mean``.
+        Source: Louizos, Welling & Kingma 2018, equation 12.
+        """
+        return torch.sigmoid(_checked(phi) - self.lower)
+
+    def prob_active_slope(self, phi: Tensor) -> Tensor:
+        """Give ``dP(z > 0)/dphi = P(z > 0) P(z = 0)``, without autograd."""
+        x = _checked(phi) - self.lower
+        return torch.sigmoid(x) * torch.sigmoid(-x)
+
+    def mean(self, phi: Tensor) -> Tensor:
+        """Give the expected gate, ``E[z] = integral of g'(t) sigmoid(phi - t)``, lower to upper.
+
+        ``g(t) = sigmoid(t/beta) (zeta - gamma) + gamma`` is the gate as a function of ``t``; this
+        is the expectation by parts, which has no elementary form. In (0, 1), strictly increasing,
+        precise in both tails. Source: the law of Louizos et al. 2018, equation 11.
+        """
+        odds, total = _odds(_checked(phi)), torch.zeros_like(phi)
+        for node, weight in self._mean_rules[phi.dtype]:
+            total = total + weight * odds * node / (1 + odds * node)
+        return total
+
+    def median(self, phi: Tensor) -> Tensor:
+        """Give the noise-free gate, ``min(1, max(0, sigmoid(phi/beta) (zeta - gamma) + gamma))``.
+
+        It is ``sample`` at ``u = 1/2``, and 0 whenever ``P(z > 0) <= 1/2``: do not rank sparse
+        gates by it alone. Source: Louizos et al. 2018, equation 13, which leaves out ``beta``.
+        """
+        return self._stretch(torch.sigmoid(_checked(phi) / self.beta)).clamp(0.0, 1.0)
+
+    def inverse_mean(self, mean: Tensor) -> Tensor:
+        """Give the ``phi`` in [-12, 12] that solves ``mean(phi) = mean``; NaN gives NaN.
+
+        Newton's method on ``logit E[z]``, which is almost linear, inside a shrinking bracket and
+        with a fixed number of steps. Means out of reach give the nearer end. A mean near 1 carries
+        few digits of ``phi``: in float32, rounding the mean moves ``phi = 12`` by up to 0.01.
+        """
+        high = torch.full_like(_checked(mean), PHI_MAX)
+        target = torch.logit(torch.clamp(mean, self.mean(-high), self.mean(high)))
+        # The bracket is wider than the answers, so that rounding cannot push a root out of it.
+        low, high, phi = -high - 1, high + 1, target.clamp(-PHI_MAX, PHI_MAX)
+        for _ in range(_INVERSE_STEPS):
+            odds = _odds(phi)
+            active, inactive, slope = (torch.zeros_like(phi) for _ in range(3))
+            for node, weight in self._mean_rules[phi.dtype]:
+                off = 1 / (1 + odds * node)
+                on = odds * node * off
+                active, inactive = active + weight * on, inactive + weight * off
+                slope = slope + weight * on * off
+            error = active.log() - inactive.log() - target
+            low, high = torch.where(error < 0, phi, low), torch.where(error > 0, phi, high)
+            newton = phi - error * active * inactive / slope
+            phi = torch.where((newton >= low) & (newton <= high), newton, (low + high) / 2)
+        return torch.where(torch.isnan(mean), mean, phi.clamp(-PHI_MAX, PHI_MAX))
+
+    def kl(self, phi: Tensor, phi0: Tensor | float) -> Tensor:
+        """Give the relative entropy of a gate to a prior gate in nats, exact to rounding.
+
+        ``KL = a ln(a/A) + b' ln(b'/B') + integral over [lower, upper] of f(t - phi)
+        ln(f(t - phi) / f(t - phi0))``: ``f`` is the logistic density, ``a`` and ``b'`` are the
+        probabilities of 0 and 1 under ``phi``, ``A`` and ``B'`` under ``phi0``. It is >= 0, and 0
+        at ``phi = phi0``. Autograd in ``phi`` uses ``kl_slope``; a ``phi0`` that asks for a
+        gradient raises ValueError, here and in ``kl_slope``.
+        Source: the penalty of E-FLoPS, arXiv 2607.00275.
+        """
+        apply: Any = _RelativeEntropy.apply
+        return cast("Tensor", apply(*_pair(phi, phi0), self._window))
+
+    def kl_slope(self, phi: Tensor, phi0: Tensor | float) -> Tensor:
+        """Give ``dKL/dphi`` without autograd: three terms of one sign, so nothing cancels.
+
+        ``b b' ln(B/b) + a a' ln(a'/A') + integral of 2 c u^2 u'^2 / (u' + u e^delta)``, where
+        ``delta = phi - phi0``, ``c = e^delta - 1``, ``u = sigmoid(t - phi)``, ``a`` and ``b`` are
+        ``u`` at lower and upper, capitals belong to ``phi0`` and x' is 1 - x. It has the sign of
+        ``delta``, is bounded and vanishes for large |phi|. Source: derived from ``kl``.
+        """
+        return _entropy_slope(self._window, *_pair(phi, phi0))
+
+    def _stretch(self, s: Tensor) -> Tensor:
+        return s * (self.zeta - self.gamma) + self.gamma
+
+    @cached_property
+    def _window(self) -> _Window:
+        rules = {dtype: _legendre(self, n) for dtype, n in _NODES.items()}
+        return _Window(self.lower, self.upper, rules)
+
+    @cached_property
+    def _mean_rules(self) -> _Rules:
+        rules = {}
+        for dtype, n in _MEAN_NODES.items():
+            nodes, weights = np.array(_legendre(self, n)).T
+            # g' is proportional to it and integrates to 1, because g(lower) = 0 and g(upper) = 1.
+            slopes = weights / np.cosh(np.log(nodes) / (2 * self.beta)) ** 2
+            rules[dtype] = tuple(zip(nodes.tolist(), (slopes / slopes.sum()).tolist(), strict=True))
+        return rules
+
+
+class _RelativeEntropy(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(phi: Tensor, phi0: Tensor, window: _Window) -> Tensor:
+        return _entropy(window, phi, phi0)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, _Window], _output: Tensor) -> None:
+        phi, phi0, ctx.window = inputs
+        ctx.save_for_backward(phi, phi0)
+        ctx.save_for_forward(phi, phi0)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return grad * _entropy_slope(ctx.window, *ctx.saved_tensors), None, None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, *_: object) -> Tensor:
+        return tangent * _entropy_slope(ctx.window, *ctx.saved_tensors)
+
+
+def _entropy(window: _Window, phi: Tensor, phi0: Tensor) -> Tensor:
+    """Give the relative entropy of q to p as the sum of ``q h(ln(p/q))``, ``h(x) = e^x - 1 - x``.
+
+    The terms that ``h`` adds to ``-ln(p/q)`` sum to 0, and make every term >= 0: nothing cancels.
+    """
+    sign, upper, lower, size, growth = _ordered(phi, phi0)
+    zero_ratio = sign * torch.log1p(growth * torch.sigmoid(lower - window.lower))
+    one_ratio = -sign * torch.log1p(growth * torch.sigmoid(window.upper - upper))
+    total = torch.sigmoid(window.lower - phi) * _convex(zero_ratio)
+    total = total + torch.sigmoid(phi - window.upper) * _convex(one_ratio)
+    odds, upper_odds = _odds(phi), _odds(upper)
+    for node, weight in window.rules[phi.dtype]:
+        u = 1 / (1 + odds * node)
+        log_ratio = sign * (size - 2 * torch.log1p(growth / (1 + upper_odds * node)))
+        total = total + weight * odds * node * u * u * _convex(log_ratio)
+    return total
+
+
+def _entropy_slope(window: _Window, phi: Tensor, phi0: Tensor) -> Tensor:
+    sign, upper, lower, size, growth = _ordered(phi, phi0)
+    closed = torch.log1p(growth * torch.sigmoid(window.lower - upper))
+    opened = torch.log1p(growth * torch.sigmoid(lower - window.upper))
+    total = torch.sigmoid(window.lower - phi) * torch.sigmoid(phi - window.lower) * closed
+    total = total + torch.sigmoid(window.upper - phi) * torch.sigmoid(phi - window.upper) * opened
+    # With w = sigmoid(delta) and w' = 1 - w, c / (u' + u e^delta) = tanh(delta/2) / (u w + u' w'),
+    # which cannot overflow.
+    w, rest = torch.sigmoid(sign * size), torch.sigmoid(-sign * size)
+    odds, between = _odds(phi), torch.zeros_like(phi)
+    for node, weight in window.rules[phi.dtype]:
+        u = 1 / (1 + odds * node)
+        v = odds * node * u
+        between = between + weight * (u * v) ** 2 / (u * w + v * rest)
+    return sign * (total + 2 * torch.tanh(size / 2) * between)
+
+
+def _ordered(phi: Tensor, phi0: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Give the sign of ``phi - phi0``, the larger, the smaller, |phi - phi0| and its ``expm1``.
+
+    With c = e^|phi - phi0| - 1, every log ratio is +-log1p(c x) with c x >= 0 if x is taken at the
+    right one of the two, so none cancels. ``expm1`` itself is avoided: compiled for CPUs it becomes
+    ``exp(x) - 1``, which has no digits near 0. At equality all derivatives belong to ``phi``.
+    """
+    above = phi >= phi0
+    sign = torch.where(above, 1.0, -1.0).to(phi.dtype)
+    upper, lower = torch.where(above, phi, phi0), torch.where(above, phi0, phi)
+    size = (upper - lower).clamp(max=_DELTA_MAX)
+    return sign, upper, lower, size, torch.tanh(size / 2) / torch.sigmoid(-size)
+
+
+def _convex(x: Tensor) -> Tensor:
+    """Give ``e^x - 1 - x``, by its Taylor series where |x| <= 1."""
+    terms, near = _SERIES_TERMS[x.dtype], x.abs() <= 1
+    close = torch.where(near, x, 0.0)
+    series = torch.full_like(x, 1 / math.factorial(terms))
+    for k in range(terms - 1, 1, -1):
+        series = series * close + 1 / math.factorial(k)
+    return torch.where(near, close * close * series, torch.exp(x) - 1 - x)
+
+
+def _odds(phi: Tensor) -> Tensor:
+    """Give ``e^phi``, kept where neither it nor its product with a node can overflow."""
+    return torch.exp(phi.clamp(-_ODDS_MAX, _ODDS_MAX))
+
+
+def _concrete(phi: Tensor, u: Tensor, beta: float) -> Tensor:
+    return torch.sigmoid((torch.logit(u.clamp(_U_MIN, 1 - _U_MIN)) + _checked(phi)) / beta)
+
+
+def _checked(x: Tensor) -> Tensor:
+    if x.dtype not in _NODES:
+        msg = f"gates need float32 or float64, got {x.dtype}; convert the tensor first"
+        raise TypeError(msg)
+    return x
+
+
+def _pair(phi: Tensor, phi0: Tensor | float) -> tuple[Tensor, Tensor]:
+    prior = torch.as_tensor(phi0, dtype=_checked(phi).dtype, device=phi.device)
+    if prior.requires_grad and torch.is_grad_enabled():
+        msg = "the relative entropy has no gradient in the prior phi0; pass phi0.detach()"
+        raise ValueError(msg)
+    shape = torch.broadcast_shapes(phi.shape, prior.shape)
+    return phi.expand(shape), prior.expand(shape)
+
+
+def _legendre(gate: HardConcrete, base: int) -> tuple[tuple[float, float], ...]:
+    """Give a Gauss-Legendre rule on [lower, upper] as precise as ``base`` nodes for the defaults.
+
+    The error falls as ``exp(-2 n asinh(pole / half width))``; the integrands' nearest poles are at
+    ``pi i`` (the logistic density) and ``pi beta i`` (the gate as a function of ``t``).
+    """
+    half = (gate.upper - gate.lower) / 2
+    decay = math.asinh(math.pi * min(1.0, gate.beta) / half)
+    n = max(base, math.ceil(base * math.asinh(math.pi / math.log(11)) / decay - 1e-9))
+    if n > _NODES_MAX:
+        msg = f"{gate} needs {n} quadrature nodes (at most {_NODES_MAX}); choose a smaller beta"
+        raise ValueError(msg)
+    x, weights = np.polynomial.legendre.leggauss(n)
+    t = (gate.upper + gate.lower) / 2 + half * x
+    return tuple(zip(np.exp(-t).tolist(), (half * weights).tolist(), strict=True))

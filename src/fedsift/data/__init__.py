@@ -1,0 +1,40 @@
+"""Data: site files, the tensors they become, splits, standardisation, partitions and named sets."""
+
+from fedsift.data.coding import Label, code_target, encode
+from fedsift.data.errors import DataError, DataWarning
+from fedsift.data.federated import FederatedData, Outcome
+from fedsift.data.golub import KNOWN_GENES, golub38, golub72, golub_raw, golub_recipe
+from fedsift.data.named import NAMED
+from fedsift.data.partition import affine_shift, dirichlet_counts, dirichlet_labels, iid
+from fedsift.data.readers import PredictionTable, read_sites, read_table
+from fedsift.data.splitting import split
+from fedsift.data.standardise import How, Standardiser
+from fedsift.data.synthetic import SyntheticRegression, synthetic_regression
+
+__all__ = [
+    "KNOWN_GENES",
+    "NAMED",
+    "DataError",
+    "DataWarning",
+    "FederatedData",
+    "How",
+    "Label",
+    "Outcome",
+    "PredictionTable",
+    "Standardiser",
+    "SyntheticRegression",
+    "affine_shift",
+    "code_target",
+    "dirichlet_counts",
+    "dirichlet_labels",
+    "encode",
+    "golub38",
+    "golub72",
+    "golub_raw",
+    "golub_recipe",
+    "iid",
+    "read_sites",
+    "read_table",
+    "split",
+    "synthetic_regression",
+]

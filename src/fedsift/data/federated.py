@@ -1,0 +1,279 @@
+"""Samples of several sites as flat tensors, with the names that a result needs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from operator import itemgetter
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from fedsift.data.coding import Label, Outcome, code_target
+from fedsift.data.errors import DataError, nearest
+from fedsift.data.grouping import group_rows, numbered, plain_values, texts
+from fedsift.data.validation import check
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence, Sized
+
+    from numpy.typing import ArrayLike
+    from torch import Tensor
+
+__all__ = ["FederatedData", "Outcome"]
+
+
+@dataclass(frozen=True, eq=False)
+class FederatedData:
+    """Samples of C sites; the N rows of all sites lie one below the other, a site's rows together.
+
+    Attributes:
+        x: float32 tensor [N, ...], finite; [N, d] for tables.
+        y: tensor [N]: float32 values (regression) or int64 codes 0 .. K-1 of ``classes``.
+        weight: float32 tensor [N] of sample weights, positive; ones when nothing else is known.
+        offsets: C+1 row numbers; site c has the rows ``offsets[c]:offsets[c+1]``, at least one.
+        sites: C distinct names.
+        features: d distinct names, or empty where a row is not a list of features (images).
+        rows: N ids. Rows of one id belong together (one patient) and are never split apart.
+        outcome: "regression", "binary" or "multiclass".
+        classes: K names in the order of the codes; empty for regression.
+        target: name of the target.
+        descriptions: text for a feature, where there is one.
+        notes: what a reader should know, such as columns left out.
+        fills: mean of each feature where missing values were filled with means, else empty.
+
+    Raises:
+        DataError: lengths, names, codes or values contradict the above.
+
+    """
+
+    x: Tensor
+    y: Tensor
+    weight: Tensor
+    offsets: tuple[int, ...]
+    sites: tuple[str, ...]
+    features: tuple[str, ...]
+    rows: tuple[str, ...]
+    outcome: Outcome
+    classes: tuple[str, ...] = ()
+    target: str = "target"
+    descriptions: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    fills: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Refuse data that contradict themselves."""
+        check(self)
+
+    @classmethod
+    def from_arrays(
+        cls,
+        x: ArrayLike | Tensor,
+        y: Sequence[Label] | ArrayLike | Tensor,
+        *,
+        sites: Sequence[object] | ArrayLike | Tensor | None = None,
+        features: Sequence[str] | None = None,
+        ids: Sequence[object] | ArrayLike | Tensor | None = None,
+        outcome: str = "auto",
+        target: str = "target",
+        weight: ArrayLike | Tensor | None = None,
+    ) -> FederatedData:
+        """Build the data from arrays whose rows may come in any order of sites.
+
+        Args:
+            x: numbers [N, ...]; stored as float32.
+            y: N numbers, strings or booleans.
+            sites: site of each row; None for one site called "site_1". Sites keep the order in
+                which they appear first, rows the order they have within their site.
+            features: names of the columns of a table; None for "x0", "x1", ...
+            ids: id of each row; None for "site:number", numbered from 1 within the site.
+            outcome: "regression", "binary", "multiclass", or "auto" (`code_target` says how).
+            target: name of the target.
+            weight: N positive sample weights; None for ones.
+
+        Raises:
+            DataError: the arrays do not fit together, or the target has one value only.
+
+        """
+        values = torch.as_tensor(x, dtype=torch.float32)
+        count = len(values)
+        coded = code_target(plain_values(y), outcome, target)
+        labels = ["site_1"] * count if sites is None else texts(sites)
+        names_of_rows = [""] * count if ids is None else texts(ids)
+        weights = torch.ones(count) if weight is None else torch.as_tensor(weight).float()
+        given: dict[str, Sized] = {
+            "y": coded.y,
+            "sites": labels,
+            "ids": names_of_rows,
+            "weight": weights,
+        }
+        for name, entries in given.items():
+            if len(entries) != count:
+                raise DataError(f"{name}: {len(entries)} entries for {count} rows; give one a row")
+        order, names, offsets = group_rows(labels)
+        if features is None:
+            features = [f"x{column}" for column in range(values.shape[1])] * (values.ndim == 2)
+        if ids is None:
+            rows = numbered(names, offsets)
+        else:
+            rows = tuple(names_of_rows[row] for row in order)
+        return cls(
+            x=values[order],
+            y=coded.y[order],
+            weight=weights[order],
+            offsets=offsets,
+            sites=names,
+            features=tuple(features),
+            rows=rows,
+            outcome=coded.outcome,
+            classes=coded.classes,
+            target=target,
+        )
+
+    @property
+    def n_sites(self) -> int:
+        """Number of sites C."""
+        return len(self.sites)
+
+    @property
+    def n_samples(self) -> int:
+        """Number of rows N of all sites."""
+        return len(self.x)
+
+    @property
+    def n_features(self) -> int:
+        """Numbers in one row."""
+        return math.prod(self.x.shape[1:])
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Rows of each site."""
+        return tuple(stop - start for start, stop in pairwise(self.offsets))
+
+    @property
+    def slices(self) -> tuple[slice, ...]:
+        """Rows of each site as a slice."""
+        return tuple(slice(start, stop) for start, stop in pairwise(self.offsets))
+
+    @property
+    def site_of_row(self) -> Tensor:
+        """Number 0 .. C-1 of each row's site, int64 [N]."""
+        return torch.repeat_interleave(torch.arange(self.n_sites), torch.tensor(self.sizes))
+
+    def site(self, name: str) -> FederatedData:
+        """Return the data of one site, alone.
+
+        Raises:
+            DataError: no site has that name.
+
+        """
+        if name not in self.sites:
+            raise DataError(f"no site is called '{name}'; {nearest(name, self.sites)}")
+        rows = self.slices[self.sites.index(name)]
+        return self.take(torch.arange(rows.start, rows.stop))
+
+    def take(self, indices: Sequence[int] | range | np.ndarray | Tensor) -> FederatedData:
+        """Return some rows.
+
+        Args:
+            indices: row numbers in any order, repeats allowed, or a boolean mask [N].
+
+        Returns:
+            the rows in the order given within each site; sites keep their order, and a site without
+            a row is left out, because a site that takes part must have something to say.
+
+        Raises:
+            DataError: no row, a mask of another length, or a row number out of range.
+
+        """
+        chosen = torch.as_tensor(indices)
+        if chosen.dtype == torch.bool and len(chosen) != self.n_samples:
+            raise DataError(
+                f"the mask has {len(chosen)} entries for {self.n_samples} rows; give one a row"
+            )
+        chosen = chosen.nonzero().flatten() if chosen.dtype == torch.bool else chosen.long()
+        if not len(chosen) or chosen.min() < 0 or chosen.max() >= self.n_samples:
+            raise DataError(
+                f"{len(chosen)} rows chosen from {self.n_samples}; choose one at least, and numbers"
+                f" from 0 to {self.n_samples - 1}"
+            )
+        return self._regrouped(chosen, self.site_of_row[chosen], self.sites)
+
+    def with_sites(self, site_of_row: Tensor, sites: Sequence[str]) -> FederatedData:
+        """Return the same rows at other sites.
+
+        Args:
+            site_of_row: number of the new site of each row, int64 [N], each below ``len(sites)``.
+            sites: names of the new sites; one without a row is left out.
+
+        Raises:
+            DataError: a length or a number does not fit.
+
+        """
+        if (
+            len(site_of_row) != self.n_samples
+            or site_of_row.min() < 0
+            or site_of_row.max() >= len(sites)
+        ):
+            raise DataError(
+                f"site_of_row must name one of {len(sites)} sites for each of {self.n_samples} rows"
+            )
+        return self._regrouped(torch.arange(self.n_samples), site_of_row, sites)
+
+    def select_features(self, chosen: Sequence[str] | Sequence[int] | Tensor) -> FederatedData:
+        """Return some features, in the order given, by name or by number.
+
+        Raises:
+            DataError: a name is unknown, a number out of range, or the rows are not lists of
+            features.
+
+        """
+        if not self.features:
+            raise DataError("the rows of this data set have no named features to select from")
+        places = {name: place for place, name in enumerate(self.features)}
+        numbers: list[int] = []
+        for item in chosen.tolist() if isinstance(chosen, torch.Tensor) else chosen:
+            place = places.get(item) if isinstance(item, str) else int(item)
+            if place is None or not 0 <= place < len(self.features):
+                raise DataError(f"no feature '{item}'; {nearest(str(item), self.features)}")
+            numbers.append(place)
+        names = tuple(self.features[number] for number in numbers)
+        texts = {name: self.descriptions[name] for name in names if name in self.descriptions}
+        return replace(self, x=self.x[:, numbers], features=names, descriptions=texts)
+
+    def pooled(self) -> FederatedData:
+        """Return the same rows as one site called "pooled"."""
+        return replace(self, offsets=(0, self.n_samples), sites=("pooled",))
+
+    def fingerprint(self) -> str:
+        """Return a SHA-256 (hex) over every number and name.
+
+        Sites enter in the order of their names, so the order in which files were listed does not
+        matter; the order of the features and of a site's rows does. Descriptions and notes do not
+        enter.
+        """
+        head = [self.target, self.outcome, self.classes, self.features, list(self.x.shape[1:])]
+        digest = hashlib.sha256(json.dumps(head).encode())
+        for name, rows in sorted(zip(self.sites, self.slices, strict=True), key=itemgetter(0)):
+            digest.update(json.dumps([name, self.rows[rows]]).encode())
+            for tensor in (self.x, self.y, self.weight):
+                digest.update(tensor[rows].contiguous().cpu().numpy().tobytes())
+        return digest.hexdigest()
+
+    def _regrouped(self, rows: Tensor, site_of_row: Tensor, sites: Sequence[str]) -> FederatedData:
+        order = torch.argsort(site_of_row, stable=True)
+        sizes = torch.bincount(site_of_row, minlength=len(sites)).tolist()
+        rows = rows[order]
+        return replace(
+            self,
+            x=self.x[rows],
+            y=self.y[rows],
+            weight=self.weight[rows],
+            rows=tuple(self.rows[row] for row in rows.tolist()),
+            sites=tuple(name for name, size in zip(sites, sizes, strict=True) if size),
+            offsets=(0, *np.cumsum([size for size in sizes if size]).tolist()),
+        )

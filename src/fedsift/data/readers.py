@@ -1,0 +1,220 @@
+"""Site files to `FederatedData`; what is wrong with a file is found here and said in one line."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import torch
+
+from fedsift.data.cleaning import (
+    impute_means,
+    refuse_missing,
+    with_single_class_note,
+    without_constants,
+)
+from fedsift.data.coding import Label, code_target, encode
+from fedsift.data.columns import Roles, check_stems, common_features
+from fedsift.data.errors import DataError, listed, nearest
+from fedsift.data.federated import FederatedData
+from fedsift.data.files import load_table
+from fedsift.data.grouping import group_rows
+from fedsift.data.tables import Tables
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from torch import Tensor
+
+__all__ = ["PredictionTable", "read_sites", "read_table"]
+
+
+def read_sites(
+    paths: str | Path | Sequence[str | Path],
+    target: str,
+    *,
+    site_column: str | None = None,
+    id_column: str | None = None,
+    weight_column: str | None = None,
+    features_in_common: bool = False,
+    impute: Literal["mean"] | None = None,
+    outcome: str = "auto",
+    drop: Sequence[str] = (),
+    separator: str | None = None,
+) -> FederatedData:
+    """Read site files: one file a site, or files with a column that names the site of each row.
+
+    Every column that has no other purpose is a feature and must be numeric. Features may stand in
+    another order in another file. A column with one value in all rows of all sites cannot matter:
+    it is left out with a `DataWarning`. A site with a single class is kept with one.
+
+    Args:
+        paths: CSV (.csv), TSV (.tsv, .tab, .txt) or Parquet (.parquet) files. Without a site
+            column a site has the name of its file, less the ending.
+        target: column to predict.
+        site_column: column that names the site.
+        id_column: column that names the person; rows of one id stay together in splits. Without
+            it a row is called "file:line".
+        weight_column: column of positive sample weights.
+        features_in_common: keep the columns that all files have, in the order of the first file;
+            otherwise files with different columns are refused.
+        impute: "mean" fills a missing feature with its (weighted) mean over the rows of all sites,
+            later test rows included; sites need to share sums only. None refuses missing values.
+        outcome: "auto" (`code_target` says how it is inferred), "regression", "binary" or
+            "multiclass".
+        drop: columns to leave out.
+        separator: separator of text files, where it is not the usual one of the ending.
+
+    Raises:
+        DataError: anything is wrong with the files, in one line with file, line, column and value.
+
+    """
+    files = [paths] if isinstance(paths, str | Path) else list(paths)
+    if not files:
+        raise DataError("no site file was given; name one file a site, or one with a site column")
+    check_stems(files)
+    roles = Roles(target, site_column, id_column, weight_column, tuple(drop))
+    tables = Tables(tuple(load_table(path, separator) for path in files))
+    roles.check(tables.parts)
+    features = common_features(tables.parts, roles, intersect=features_in_common)
+    y, kind, classes = code_target(_complete_labels(tables, target), outcome, target, tables.where)
+    sites, ids = _sites(tables, site_column), _ids(tables, id_column)
+    _check_ids(tables, ids, sites)
+    weight = _weights(tables, weight_column)
+    values = tables.numbers(features)
+    fills: dict[str, float] = {}
+    notes: tuple[str, ...] = ()
+    if impute == "mean":
+        fills, notes = impute_means(tables, features, values, weight)
+    refuse_missing(tables, features, values)
+    order, names, offsets = group_rows(sites)
+    data = FederatedData(
+        x=torch.from_numpy(values[order].astype(np.float32)),
+        y=y[order],
+        weight=torch.from_numpy(weight[order].astype(np.float32)),
+        offsets=offsets,
+        sites=names,
+        features=tuple(features),
+        rows=tuple(ids[row] for row in order),
+        outcome=kind,
+        classes=classes,
+        target=target,
+        notes=notes,
+        fills=fills,
+    )
+    return without_constants(with_single_class_note(data))
+
+
+@dataclass(frozen=True, eq=False)
+class PredictionTable:
+    """Rows to predict: x float32 [N, d], ids, and y [N] where the file has the target."""
+
+    x: Tensor
+    features: tuple[str, ...]
+    rows: tuple[str, ...]
+    y: Tensor | None
+
+
+def read_table(
+    path: str | Path,
+    features: Sequence[str],
+    *,
+    target: str | None = None,
+    classes: Sequence[str] = (),
+    id_column: str | None = None,
+    fills: Mapping[str, float] | None = None,
+    separator: str | None = None,
+) -> PredictionTable:
+    """Read the rows of one file for a model that is already there.
+
+    Args:
+        path: CSV, TSV or Parquet file; other columns than those named are ignored.
+        features: columns to read, in the model's order.
+        target: column with the truth; ignored where the file has no such column.
+        classes: names of the classes of the target; empty for a measured target.
+        id_column: column that names the row; None for "file:line".
+        fills: value for a missing feature (`FederatedData.fills`); without it none may be missing.
+        separator: separator of a text file, where it is not the usual one of the ending.
+
+    Raises:
+        DataError: a feature or the id column is absent, or a value is wrong, as in `read_sites`.
+
+    """
+    table = load_table(path, separator)
+    tables = Tables((table,))
+    present = set(table.frame.columns)
+    absent = [name for name in features if name not in present]
+    if absent:
+        raise DataError(
+            f"{table.path.name}: {len(absent)} of {len(features)} features are absent:"
+            f" {listed(absent)}; {nearest(absent[0], table.frame.columns)}"
+        )
+    if id_column is not None:
+        table.require(id_column, "id")
+    values = table.numbers(features)
+    for column, name in enumerate(features):
+        if fills and name in fills:
+            values[np.isnan(values[:, column]), column] = fills[name]
+    refuse_missing(tables, features, values)
+    y: Tensor | None = None
+    if target is not None and target in present:
+        labels = _complete_labels(tables, target)
+        y = (
+            encode(labels, classes, target, table.where)
+            if classes
+            else torch.from_numpy(table.numbers([target])[:, 0]).float()
+        )
+    x = torch.from_numpy(values.astype(np.float32))
+    return PredictionTable(x, tuple(features), tuple(_ids(tables, id_column)), y)
+
+
+def _complete_labels(tables: Tables, target: str) -> list[Label]:
+    labels = tables.labels(target)
+    empty = [row for row, label in enumerate(labels) if label is None]
+    if empty:
+        raise DataError(
+            f"{tables.where(empty[0])}: the target '{target}' is missing"
+            f" ({len(empty)} of {len(labels)} rows); fill it in or remove the rows"
+        )
+    return [label for label in labels if label is not None]
+
+
+def _sites(tables: Tables, column: str | None) -> list[str]:
+    if column is not None:
+        return tables.strings(column, "site")
+    return [part.path.stem for part in tables.parts for _ in part.lines]
+
+
+def _ids(tables: Tables, column: str | None) -> list[str]:
+    if column is not None:
+        return tables.strings(column, "id")
+    return [f"{part.path.stem}:{line}" for part in tables.parts for line in part.lines]
+
+
+def _check_ids(tables: Tables, ids: Sequence[str], sites: Sequence[str]) -> None:
+    first: dict[str, int] = {}
+    clashes: dict[str, int] = {}
+    for row, name in enumerate(ids):
+        if sites[first.setdefault(name, row)] != sites[row]:
+            clashes.setdefault(name, row)
+    for name, row in clashes.items():
+        raise DataError(
+            f"id '{name}' is at site '{sites[first[name]]}' ({tables.where(first[name])}) and at"
+            f" site '{sites[row]}' ({tables.where(row)}); such ids: {len(clashes)}. Remove one of"
+            " each pair, or give different people different ids"
+        )
+
+
+def _weights(tables: Tables, column: str | None) -> np.ndarray:
+    if column is None:
+        return np.ones(tables.starts[-1])
+    weight = tables.numbers([column])[:, 0]
+    bad = np.flatnonzero(~(weight > 0)).tolist()
+    if bad:
+        raise DataError(
+            f"{tables.where(bad[0])}: the weight '{column}' is {weight[bad[0]]} ({len(bad)} such"
+            " rows); weights must be positive: remove rows that should not count"
+        )
+    return weight

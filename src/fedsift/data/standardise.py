@@ -1,0 +1,214 @@
+"""Centring and scaling, fitted on training rows only and kept with the model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final, Literal, cast, get_args
+
+import torch
+
+from fedsift.data.errors import DataError, listed, nearest
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from fedsift.data.federated import FederatedData
+
+__all__ = ["How", "Standardiser"]
+
+How = Literal["feature", "array", "none"]
+
+_VERSION: Final = 1
+_NEGLIGIBLE: Final = 1e-7
+
+
+@dataclass(frozen=True, eq=False)
+class Standardiser:
+    """What was learned from training rows, to be applied to any rows.
+
+    * "feature": ``(x - mean) / scale`` for each feature, with the weighted mean and standard
+      deviation (divisor: the sum of the weights) of the training rows. A feature that is constant
+      there has scale 0 and becomes 0 in all rows: it was never learned from.
+    * "array": each row is first brought to mean 0 and standard deviation 1 (divisor d-1) over its
+      own features, then ``x - mean``; scales are 1. For arrays whose features share a unit, as
+      gene expression does. The features must be those of the fit.
+    * "none": x stays as it is.
+
+    A measured target becomes ``(y - target_mean) / target_scale`` in all three.
+
+    Attributes:
+        how: "feature", "array" or "none".
+        features: names of the columns of the fit; empty for rows that are not lists of features.
+        mean: float64 [...], the shape of a row.
+        scale: float64 [...], the shape of a row.
+        target_mean: in units of the target; 0 for classes.
+        target_scale: in units of the target; 1 for classes.
+
+    Source: S. Dudoit, J. Fridlyand & T. P. Speed, JASA 97:77 (2002), section 3 for "array".
+
+    """
+
+    how: How
+    features: tuple[str, ...]
+    mean: Tensor
+    scale: Tensor
+    target_mean: float = 0.0
+    target_scale: float = 1.0
+
+    @classmethod
+    def fit(cls, train: FederatedData, how: How = "feature") -> Standardiser:
+        """Learn from training rows: a sum over sites of the values, then of squared deviations.
+
+        Raises:
+            DataError: ``how`` is unknown, a measured target is constant, or a row is (for "array").
+
+        """
+        if how not in get_args(How):
+            raise DataError(f"standardisation '{how}' is unknown; choose {listed(get_args(How))}")
+        x = train.x.double()
+        if how == "array":
+            x = _rows_standardised(x)
+        mean = torch.zeros(x.shape[1:], dtype=torch.float64)
+        scale = torch.ones_like(mean)
+        if how != "none":
+            mean, deviation = _moments(x, train)
+            scale = deviation if how == "feature" else scale
+        if train.outcome != "regression":
+            return cls(how, train.features, mean, scale)
+        target_mean, target_scale = _moments(train.y.double(), train)
+        if target_scale == 0:
+            raise DataError(
+                f"the target '{train.target}' has one value in all training rows; use another split"
+                " or target"
+            )
+        return cls(how, train.features, mean, scale, target_mean.item(), target_scale.item())
+
+    def apply(self, data: FederatedData) -> FederatedData:
+        """Return the data in standard units, with the features of the fit in their order.
+
+        Raises:
+            DataError: a feature of the fit is absent, or a row is constant (for "array").
+
+        """
+        x = self.transform(data.x, data.features)
+        y = data.y
+        if data.outcome == "regression":
+            y = ((y.double() - self.target_mean) / self.target_scale).float()
+        texts = {
+            name: data.descriptions[name] for name in self.features if name in data.descriptions
+        }
+        return replace(data, x=x, y=y, features=self.features or data.features, descriptions=texts)
+
+    def transform(self, x: Tensor, features: Sequence[str] = ()) -> Tensor:
+        """Return rows in standard units.
+
+        Args:
+            x: [N, ...] in the units of the training data.
+            features: names of the columns of x, in any order, others among them or not; empty for
+                rows of exactly the shape of the fit.
+
+        Returns:
+            float32 [N, ...] with the features of the fit in their order.
+
+        Raises:
+            DataError: a feature of the fit is absent, the shape differs, or a row is constant.
+
+        """
+        x = self._ordered(x, features)
+        if self.how == "none":
+            return x.float()
+        values = x.double()
+        if self.how == "array":
+            values = _rows_standardised(values)
+        known = self.scale > 0
+        return torch.where(
+            known, (values - self.mean) / torch.where(known, self.scale, 1.0), 0.0
+        ).float()
+
+    def target_to_units(self, values: Tensor) -> Tensor:
+        """Return a measured target in its own units: ``values target_scale + target_mean``."""
+        return values * self.target_scale + self.target_mean
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what JSON can hold; `from_dict` reads it back, bit by bit."""
+        return {
+            "version": _VERSION,
+            "how": self.how,
+            "features": list(self.features),
+            "mean": self.mean.tolist(),
+            "scale": self.scale.tolist(),
+            "target_mean": self.target_mean,
+            "target_scale": self.target_scale,
+        }
+
+    @classmethod
+    def from_dict(cls, stored: dict[str, Any]) -> Standardiser:
+        """Rebuild a standardiser from `to_dict`.
+
+        Raises:
+            DataError: it was written in another version of the format.
+
+        """
+        if stored.get("version") != _VERSION:
+            raise DataError(
+                f"the standardisation has format version {stored.get('version')}, this release"
+                f" reads {_VERSION}; use the release that wrote it"
+            )
+        return cls(
+            how=cast("How", stored["how"]),
+            features=tuple(stored["features"]),
+            mean=torch.tensor(stored["mean"], dtype=torch.float64),
+            scale=torch.tensor(stored["scale"], dtype=torch.float64),
+            target_mean=float(stored["target_mean"]),
+            target_scale=float(stored["target_scale"]),
+        )
+
+    def _ordered(self, x: Tensor, features: Sequence[str]) -> Tensor:
+        if self.features and features and tuple(features) != self.features:
+            place = {name: column for column, name in enumerate(features)}
+            absent = [name for name in self.features if name not in place]
+            if absent:
+                raise DataError(
+                    f"{len(absent)} of {len(self.features)} features are absent:"
+                    f" {listed(absent)}; {nearest(absent[0], list(features))}"
+                )
+            x = x[:, [place[name] for name in self.features]]
+        if x.shape[1:] != self.mean.shape:
+            raise DataError(
+                f"rows have the shape {tuple(x.shape[1:])}, the training rows had"
+                f" {tuple(self.mean.shape)}; give the same features"
+            )
+        return x
+
+
+def _moments(values: Tensor, data: FederatedData) -> tuple[Tensor, Tensor]:
+    """Return weighted mean and standard deviation, [...] each; 0 for mere rounding.
+
+    Deviations from the mean take a second sum over the sites, because sums of plain squares lose
+    all digits where the mean is large beside the deviation.
+    """
+    weight = data.weight.double().reshape(-1, *(1 for _ in values.shape[1:]))
+    pieces = data.slices
+    total = torch.stack([weight[piece].sum() for piece in pieces]).sum()
+    mean = torch.stack([(weight[piece] * values[piece]).sum(0) for piece in pieces]).sum(0) / total
+    squares = torch.stack(
+        [(weight[piece] * (values[piece] - mean).square()).sum(0) for piece in pieces]
+    ).sum(0)
+    deviation = (squares / total).sqrt()
+    return mean, torch.where(deviation > _NEGLIGIBLE * mean.abs(), deviation, 0.0)
+
+
+def _rows_standardised(x: Tensor) -> Tensor:
+    """Bring each row of float64 [N, ...] to mean 0 and standard deviation 1 over itself."""
+    flat = x.flatten(1)
+    mean = flat.mean(1, keepdim=True)
+    deviation = ((flat - mean).square().sum(1, keepdim=True) / max(flat.shape[1] - 1, 1)).sqrt()
+    constant = (deviation <= _NEGLIGIBLE * mean.abs()).flatten().nonzero().flatten().tolist()
+    if constant:
+        raise DataError(
+            f"row {constant[0] + 1} has the same value in every feature ({len(constant)} such"
+            " rows), so it cannot be standardised as an array; remove it or standardise by feature"
+        )
+    return ((flat - mean) / deviation).reshape(x.shape)

@@ -1,0 +1,79 @@
+"""What must hold for `FederatedData`, whoever made it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import torch
+
+from fedsift.data.errors import DataError, listed
+
+if TYPE_CHECKING:
+    from fedsift.data.federated import FederatedData
+
+__all__ = ["check"]
+
+
+def check(data: FederatedData) -> None:
+    """Refuse data that contradict themselves.
+
+    Raises:
+        DataError: lengths, names, codes or values do not fit together.
+
+    """
+    _check_rows(data)
+    _check_names(data)
+    _check_target(data)
+
+
+def _check_rows(data: FederatedData) -> None:
+    count = len(data.x)
+    lengths = {"y": len(data.y), "weight": len(data.weight), "rows": len(data.rows)}
+    for name, length in lengths.items():
+        if length != count:
+            raise DataError(f"{name} has {length} entries for {count} rows of x; give one a row")
+    ends = list(data.offsets)
+    if len(ends) != len(data.sites) + 1 or ends[0] != 0 or ends[-1] != count or min(data.sizes) < 1:
+        raise DataError(
+            f"offsets must rise from 0 to {count} with a row at least for each of"
+            f" {len(data.sites)} sites"
+        )
+    if data.x.dtype != torch.float32 or not bool(torch.isfinite(data.x).all()):
+        raise DataError("x must be float32 and finite; remove or fill missing and infinite values")
+    if not bool((torch.isfinite(data.weight) & (data.weight > 0)).all()):
+        raise DataError(
+            "sample weights must be positive and finite; leave out rows that should not count"
+        )
+
+
+def _check_names(data: FederatedData) -> None:
+    for kind, names in (("site", data.sites), ("feature", data.features)):
+        repeated = [name for name, count in Counter(names).items() if count > 1]
+        if repeated:
+            raise DataError(f"{kind} names must differ; repeated: {listed(repeated)}")
+    if data.features and tuple(data.x.shape[1:]) != (len(data.features),):
+        raise DataError(
+            f"{len(data.features)} feature names for rows of shape {tuple(data.x.shape[1:])}"
+        )
+
+
+def _check_target(data: FederatedData) -> None:
+    if data.outcome == "regression":
+        valid = (
+            data.y.dtype == torch.float32
+            and bool(torch.isfinite(data.y).all())
+            and not data.classes
+        )
+    elif data.outcome in {"binary", "multiclass"}:
+        valid = data.y.dtype == torch.int64 and 0 <= int(data.y.min()) <= int(data.y.max()) < len(
+            data.classes
+        )
+    else:
+        raise DataError(
+            f"outcome '{data.outcome}' is unknown; choose regression, binary or multiclass"
+        )
+    if not valid:
+        raise DataError(
+            f"y does not fit the outcome '{data.outcome}' with {len(data.classes)} classes"
+        )

@@ -1,0 +1,139 @@
+"""Standardisation: fitted on training rows only, applied by name, stored as JSON."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from fedsift.data import DataError, FederatedData, Standardiser, golub38
+
+
+def made(n_rows: int = 30, *, outcome: str = "regression", weight=None) -> FederatedData:
+    generator = np.random.default_rng(5)
+    x = generator.normal([5.0, -2000.0, 0.001, 1e6], [2.0, 10.0, 1e-4, 300.0], (n_rows, 4))
+    y = 3 + 7 * generator.normal(size=n_rows)
+    labels = y if outcome == "regression" else y > 3
+    return FederatedData.from_arrays(
+        x,
+        labels,
+        sites=[f"s{row % 3}" for row in range(n_rows)],
+        features=["a", "b", "c", "d"],
+        weight=weight,
+    )
+
+
+def test_training_rows_get_mean_zero_and_deviation_one():
+    train = made()
+    x = Standardiser.fit(train).apply(train).x.double()
+    torch.testing.assert_close(x.mean(0), torch.zeros(4).double(), atol=1e-6, rtol=0)
+    torch.testing.assert_close(x.std(0, unbiased=False), torch.ones(4).double(), atol=1e-6, rtol=0)
+
+
+def test_weights_count_as_copies_of_rows():
+    weight = torch.tensor([1.0, 2.0, 3.0] * 10)
+    weighted = made(weight=weight)
+    copies = weighted.take(torch.repeat_interleave(torch.arange(30), weighted.weight.long()))
+    copies = dataclasses.replace(copies, weight=torch.ones(copies.n_samples))
+    one, two = Standardiser.fit(weighted), Standardiser.fit(copies)
+    torch.testing.assert_close(one.mean, two.mean, rtol=1e-12, atol=0)
+    torch.testing.assert_close(one.scale, two.scale, rtol=1e-9, atol=0)
+    assert one.target_scale == pytest.approx(two.target_scale, rel=1e-12)
+
+
+@pytest.mark.parametrize("how", ["feature", "array", "none"])
+def test_sites_do_not_matter_and_test_rows_do_not_reach_the_fit(how):
+    data = made()
+    train, test = data.take(range(20)), data.take(range(20, 30))
+    before = Standardiser.fit(train, how)
+    pooled = Standardiser.fit(train.pooled(), how)
+    torch.testing.assert_close(before.mean, pooled.mean, rtol=1e-12, atol=1e-15)
+    torch.testing.assert_close(before.scale, pooled.scale, rtol=1e-9, atol=0)
+    moved = dataclasses.replace(test, x=test.x * 1000)
+    assert before.apply(moved).n_samples == 10
+    again = Standardiser.fit(train, how)
+    assert before.to_dict() == again.to_dict()
+    # A training row looks the same whatever stands beside it.
+    together = before.apply(data)
+    assert torch.equal(together.take(range(20)).x, before.apply(train).x)
+
+
+def test_the_target_of_a_regression_is_standardised_and_comes_back():
+    train = made()
+    fitted = Standardiser.fit(train, "none")
+    applied = fitted.apply(train)
+    assert torch.equal(applied.x, train.x)
+    assert applied.y.mean().item() == pytest.approx(0, abs=1e-6)
+    assert applied.y.std(unbiased=False).item() == pytest.approx(1, abs=1e-6)
+    torch.testing.assert_close(fitted.target_to_units(applied.y), train.y)
+    classes = made(outcome="binary")
+    assert torch.equal(Standardiser.fit(classes).apply(classes).y, classes.y)
+
+
+def test_arrays_are_standardised_one_by_one_then_centred():
+    """Rows (1, 2, 3) and (0, 0, 6): (-1, 0, 1) and (-1, -1, 2)/sqrt(3) with divisor d-1."""
+    train = FederatedData.from_arrays([[1.0, 2.0, 3.0], [0.0, 0.0, 6.0]], ["p", "q"])
+    row = torch.tensor([[-1.0, 0.0, 1.0], [-1 / 3**0.5, -1 / 3**0.5, 2 / 3**0.5]])
+    fitted = Standardiser.fit(train, "array")
+    torch.testing.assert_close(fitted.apply(train).x, row - row.mean(0))
+    torch.testing.assert_close(
+        fitted.transform(torch.tensor([[10.0, 20.0, 30.0]])), row[:1] - row.mean(0)
+    )
+
+
+def test_leukemia_arrays_are_standardised_already():
+    data = golub38()
+    x = Standardiser.fit(data, "array").apply(data).x
+    torch.testing.assert_close(x, data.x - data.x.mean(0), atol=2e-5, rtol=0)
+
+
+def test_a_feature_constant_in_training_becomes_zero_everywhere():
+    train = FederatedData.from_arrays([[1.0, 1e7], [2.0, 1e7], [4.0, 1e7]], [0.0, 1.0, 3.0])
+    fitted = Standardiser.fit(train)
+    assert fitted.scale[1] == 0
+    assert fitted.transform(torch.tensor([[1.0, 5.0]]))[0, 1] == 0
+
+
+def test_columns_are_found_by_name():
+    train = made()
+    fitted = Standardiser.fit(train)
+    shuffled = train.select_features(["d", "b", "a", "c"])
+    applied = fitted.apply(shuffled)
+    assert applied.features == train.features
+    assert torch.equal(applied.x, fitted.apply(train).x)
+    with pytest.raises(DataError, match="2 of 4 features are absent: 'b', 'd'; there are 'c', 'a'"):
+        fitted.apply(train.select_features(["c", "a"]))
+    with pytest.raises(DataError, match="shape"):
+        fitted.transform(torch.zeros(2, 3))
+
+
+def test_images_keep_their_shape():
+    x = torch.arange(2 * 12, dtype=torch.float32).reshape(2, 1, 3, 4) ** 1.5
+    images = FederatedData.from_arrays(x, ["p", "q"])
+    for how in ("feature", "array"):
+        fitted = Standardiser.fit(images, how)
+        assert fitted.mean.shape == (1, 3, 4)
+        assert fitted.apply(images).x.shape == x.shape
+
+
+@pytest.mark.parametrize("how", ["feature", "array", "none"])
+def test_it_survives_json_bit_by_bit(how):
+    train = made()
+    fitted = Standardiser.fit(train, how)
+    read = Standardiser.from_dict(json.loads(json.dumps(fitted.to_dict())))
+    assert torch.equal(read.apply(train).x, fitted.apply(train).x)
+    assert torch.equal(read.apply(train).y, fitted.apply(train).y)
+    with pytest.raises(DataError, match="version 99"):
+        Standardiser.from_dict({**fitted.to_dict(), "version": 99})
+
+
+def test_what_cannot_be_standardised():
+    with pytest.raises(DataError, match="'genewise' is unknown"):
+        Standardiser.fit(made(), "genewise")  # type: ignore[arg-type]
+    train = made()
+    with pytest.raises(DataError, match="one value in all training rows"):
+        Standardiser.fit(dataclasses.replace(train, y=torch.ones(30)))
+    flat = FederatedData.from_arrays([[1.0, 2.0], [3.0, 3.0]], ["p", "q"])
+    with pytest.raises(DataError, match="row 2 has the same value"):
+        Standardiser.fit(flat, "array")

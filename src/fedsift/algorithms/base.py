@@ -1,0 +1,147 @@
+"""The contract of an algorithm: six pure functions over trees of tensors.
+
+The engine calls them for one server and one site at a time, or batched over sites and seeds; an
+algorithm cannot tell, and must not branch on the value of a tensor.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from fedsift.problems import Problem, curvature
+from fedsift.sites import SiteData
+from fedsift.trees import Tree
+
+Upload: TypeAlias = dict[str, tuple[Tree, Tensor]]
+Info: TypeAlias = dict[str, Tensor]
+
+
+class Total(NamedTuple):
+    """What the server learns of one group of uploads.
+
+    ``mean``: weighted mean over the participants; ``weight``: their weight; ``population``: the
+    weight of all sites, taking part or not.
+    """
+
+    mean: Tree
+    weight: Tensor
+    population: Tensor
+
+
+Totals: TypeAlias = dict[str, Total]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Algorithm(ABC):
+    """A federated algorithm; its fields are its hyperparameters.
+
+    States are NamedTuples of tensors. `Upload` is {group: (tree, weight)}; scalars travel in the
+    tree. Class attributes: ``exchanges``, the message exchanges of a round in order;
+    ``tracks_uploads``, True when a site's state must equal what the server received of it, so that
+    only lossless channels will do.
+    """
+
+    exchanges: ClassVar[tuple[str, ...]] = ("round",)
+    tracks_uploads: ClassVar[bool] = False
+
+    rounds: int = 300
+
+    def exchanges_at(self, round_number: int) -> tuple[str, ...]:  # noqa: ARG002
+        """Return the exchanges of this round."""
+        return self.exchanges
+
+    def asks_everyone(self, exchange: str) -> bool:  # noqa: ARG002
+        """Return whether this exchange goes to all sites, or to the round's participants."""
+        return False
+
+    @abstractmethod
+    def server_init(self, problem: Problem, key: Tensor) -> Any:
+        """Return the ServerState before round 0."""
+
+    @abstractmethod
+    def download(self, problem: Problem, server: Any, exchange: str) -> Tree:
+        """Return what every site receives."""
+
+    @abstractmethod
+    def client_init(self, problem: Problem, shared: Tree) -> Any:
+        """Return the ClientState of a site that was never asked: zeros, no data."""
+
+    @abstractmethod
+    def client_round(
+        self, problem: Problem, shared: Tree, client: Any, data: SiteData, key: Tensor, exchange: str
+    ) -> tuple[Upload, Any, Info]:
+        """Return a site's upload, its next ClientState and diagnostics."""
+
+    @abstractmethod
+    def server_round(self, problem: Problem, server: Any, totals: Totals, exchange: str) -> tuple[Any, Info]:
+        """Return the next ServerState and diagnostics."""
+
+    @abstractmethod
+    def solution(self, problem: Problem, server: Any) -> Tree:
+        """Return the parameters: deterministic, and exactly sparse where the method says so."""
+
+    def back_off(self, server: Any) -> Any:
+        """Return the state with a smaller step, for a run that diverged; None if there is none."""
+        return None
+
+
+class SiteStep(NamedTuple):
+    """ClientState of methods with an automatic step: the site's curvature, 0 until measured."""
+
+    curvature: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalTraining(Algorithm):
+    """Base of methods that take local gradient steps.
+
+    Attributes:
+        learning_rate: η; None for η_c = κ / max(L_c, L̄), with L_c the largest curvature of the
+            site's own loss (power iteration) and L̄ its weighted mean over sites, measured at rounds
+            0, 10, 20, 40, 80, ... in an exchange of one number that goes to every site.
+        safety: κ.
+        local_steps: steps a site takes in a round.
+        batch_size: rows of a step; None for all rows of the site.
+    """
+
+    learning_rate: float | None = None
+    safety: float = 0.5
+    local_steps: int = 2
+    batch_size: int | None = None
+
+    FIRST_REFRESH: ClassVar[int] = 10
+
+    def exchanges_at(self, round_number: int) -> tuple[str, ...]:
+        periods = round_number // self.FIRST_REFRESH
+        due = round_number % self.FIRST_REFRESH == 0 and periods & (periods - 1) == 0
+        return ("curvature", "round") if self.learning_rate is None and due else ("round",)
+
+    def asks_everyone(self, exchange: str) -> bool:
+        return exchange == "curvature"
+
+    def client_init(self, problem: Problem, shared: Tree) -> SiteStep:  # noqa: ARG002
+        return SiteStep(torch.zeros(()))
+
+    def step_size(self, shared: Tree, client: SiteStep) -> Tensor:
+        """Return η_c. The floor L̄ keeps a site with a flat loss (one class) from large steps."""
+        if self.learning_rate is not None:
+            return self.learning_rate * shared["step_scale"]
+        bound = torch.maximum(client.curvature, shared["curvature"]).clamp(min=1e-12)
+        return self.safety * shared["step_scale"] / bound
+
+    def measure_curvature(
+        self, problem: Problem, params: Tree, client: SiteStep, data: SiteData, key: Tensor, scaling: Tree | None = None
+    ) -> tuple[Upload, SiteStep, Info]:
+        """Answer the ``curvature`` exchange. L_c may halve at most from one measurement to the next."""
+        batch = data.batch(0, self.batch_size, key)
+        measured = curvature(problem.operators["loss"], params, batch, key, scaling)
+        value = torch.maximum(measured, 0.5 * client.curvature)
+        return {"loss": ({"curvature": value}, data.share)}, SiteStep(value), {}
+
+    def back_off(self, server: Any) -> Any:
+        return server._replace(step_scale=0.25 * server.step_scale)

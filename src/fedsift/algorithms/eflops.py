@@ -1,0 +1,167 @@
+"""E-FLoPS: federated sparse learning with hard concrete gates, a density constraint and entropy.
+
+Source: E-FLoPS (arXiv 2607.00275), after FLoPS (arXiv 2512.23071), Louizos et al. (2018) and
+Gallego-Posada et al. (2022).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedsift import random, trees
+from fedsift.algorithms.base import Info, LocalTraining, SiteStep, Totals, Upload
+from fedsift.gates import PHI_MAX, HardConcrete
+from fedsift.problems import Problem
+from fedsift.sites import SiteData
+from fedsift.sparsity import Schedule, kept_count, scheduled_density
+from fedsift.trees import Tree
+
+
+class ServerState(NamedTuple):
+    round: Tensor
+    theta: Tree
+    phi: Tensor
+    multiplier: Tensor
+    curvature: Tensor
+    step_scale: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class EFLoPS(LocalTraining):
+    """Saddle of L = Σ_c p_c L^c(θ̃, φ) + λ(Σ_j P(z_j>0) - ρG) + T Σ_j KL(q(z_j|φ_j) ‖ p(z_j|φ_0)).
+
+    Each parameter is θ = θ̃ ⊙ z with hard concrete gates z(φ). A site takes H steps together, from
+    old values, with u fresh at every step (mean over R draws):
+
+        θ̃ ← θ̃ - η_c z F_c(θ̃ ⊙ z)
+        φ ← φ - η_φ (F_c(θ̃ ⊙ z) θ̃ ∂z/∂φ + λ ∂Con/∂φ + T ∂KL/∂φ)
+        λ ← 0 if Con ≤ 0 else λ + η_λ Con            (dual restart)
+
+    and uploads the changes. The prior φ_0 = logit(ρ_init) is one number, so it costs no message;
+    the gates start at Normal(φ_0, .01). ``entropy=0`` is FLoPS.
+
+    Attributes:
+        density: ρ, the share of gates to keep.
+        gate_rate: η_φ.
+        multiplier_pace: η_λ · G (the paper prints .01; slower is better: commit late).
+        entropy: T · G.
+        entropy_decay: T falls linearly to 0 over the run when True.
+        start_density: ρ_init = σ(φ_0). P(z>0) at the start is larger: .55 for .2.
+        gate_samples: R.
+        schedule: how the constraint falls to ρ.
+    """
+
+    density: float
+    gate_rate: float = 0.9
+    multiplier_pace: float = 0.0003
+    entropy: float = 20.0
+    entropy_decay: bool = False
+    start_density: float = 0.2
+    gate_samples: int = 1
+    schedule: Schedule = "constant"
+    gate: HardConcrete = HardConcrete()
+
+    def server_init(self, problem: Problem, key: Tensor) -> ServerState:
+        noise = random.normal(random.fold(key, "gates"), (problem.gates.size,))
+        one = torch.ones(())
+        return ServerState(
+            round=torch.zeros((), dtype=torch.int64),
+            theta=problem.init(key),
+            phi=self.prior + 0.1 * noise,
+            multiplier=0.0 * one,
+            curvature=0.0 * one,
+            step_scale=one,
+        )
+
+    @property
+    def prior(self) -> float:
+        """φ_0 = logit(ρ_init)."""
+        return math.log(self.start_density / (1.0 - self.start_density))
+
+    def download(self, problem: Problem, server: ServerState, exchange: str) -> Tree:  # noqa: ARG002
+        progress = server.round.to(torch.float32) / self.rounds
+        decay = 1.0 - progress if self.entropy_decay else torch.ones_like(progress)
+        return trees.join(
+            theta=server.theta,
+            phi=server.phi,
+            multiplier=server.multiplier,
+            target=scheduled_density(self.density, self.schedule, progress) * problem.gates.size,
+            temperature=decay * self.entropy / problem.gates.size,
+            curvature=server.curvature,
+            step_scale=server.step_scale,
+        )
+
+    def client_round(
+        self, problem: Problem, shared: Tree, client: SiteStep, data: SiteData, key: Tensor, exchange: str
+    ) -> tuple[Upload, SiteStep, Info]:
+        start, phi, multiplier = trees.part(shared, "theta"), shared["phi"], shared["multiplier"]
+        if exchange == "curvature":
+            gates = self.gate.mean(phi)
+            ones = {leaf: torch.ones_like(value) for leaf, value in start.items()}
+            params, scaling = problem.gates.multiply(start, gates), problem.gates.multiply(ones, gates)
+            return self.measure_curvature(problem, params, client, data, key, scaling)
+        theta, step = start, self.step_size(shared, client)
+        dual_step = self.multiplier_pace / problem.gates.size
+        for local in range(self.local_steps):
+            step_key = random.fold(key, local)
+            d_theta, d_phi = self.loss_slopes(problem, theta, phi, data, local, step_key)
+            violation = self.gate.prob_active(phi).sum() - shared["target"]
+            d_phi = (
+                d_phi
+                + multiplier * self.gate.prob_active_slope(phi)
+                + shared["temperature"] * self.gate.kl_slope(phi, self.prior)
+            )
+            theta = trees.add_scaled(theta, -step, d_theta)
+            phi = (phi - self.gate_rate * d_phi).clamp(-PHI_MAX, PHI_MAX)
+            raised = (multiplier + dual_step * violation).clamp(min=0.0)
+            multiplier = torch.where(violation <= 0, 0.0, raised)
+        upload = trees.join(
+            theta=trees.scale(trees.subtract(theta, start), 1.0 / step),
+            phi=phi - shared["phi"],
+            multiplier=multiplier,
+            inverse_step=1.0 / step,
+        )
+        return {"loss": (upload, data.share)}, client, {}
+
+    def loss_slopes(
+        self, problem: Problem, theta: Tree, phi: Tensor, data: SiteData, local: int, key: Tensor
+    ) -> tuple[Tree, Tensor]:
+        """Return (z F, ∂z/∂φ Σ F θ̃) of the site's loss, the mean over R gate samples."""
+        batch = data.batch(local, self.batch_size, key)
+        d_theta, d_phi = trees.zeros_like(theta), torch.zeros_like(phi)
+        for sample in range(self.gate_samples):
+            u = random.uniform(random.fold(key, sample), tuple(phi.shape), phi.dtype)
+            z, slope = self.gate.sample_with_slope(phi, u)
+            field = problem.operators["loss"](problem.gates.multiply(theta, z), batch)
+            d_theta = trees.add_scaled(d_theta, 1.0 / self.gate_samples, problem.gates.multiply(field, z))
+            reduced = problem.gates.reduce(trees.multiply(field, theta))
+            d_phi = d_phi + slope * reduced / self.gate_samples
+        return d_theta, d_phi
+
+    def server_round(
+        self, problem: Problem, server: ServerState, totals: Totals, exchange: str
+    ) -> tuple[ServerState, Info]:
+        mean = totals["loss"].mean
+        if exchange == "curvature":
+            return server._replace(curvature=mean["curvature"]), {}
+        phi = (server.phi + mean["phi"]).clamp(-PHI_MAX, PHI_MAX)
+        server = server._replace(
+            round=server.round + 1,
+            theta=trees.add_scaled(server.theta, 1.0 / mean["inverse_step"], trees.part(mean, "theta")),
+            phi=phi,
+            multiplier=mean["multiplier"],
+        )
+        density = self.gate.prob_active(phi).sum() / problem.gates.size
+        return server, {"density": density, "multiplier": server.multiplier}
+
+    def solution(self, problem: Problem, server: ServerState) -> Tree:
+        """Return θ̃ ⊙ E[z] on the m gates with the largest |θ̃| E[z], 0 elsewhere."""
+        params = problem.gates.multiply(server.theta, self.gate.mean(server.phi))
+        kept = kept_count(self.density, problem.gates.size)
+        mask = problem.gates.keep(problem.gates.magnitude(params), kept, kept)
+        return problem.gates.multiply(params, mask)

@@ -1,0 +1,101 @@
+"""Training states on disk, without pickle: tensors in safetensors, the rest in its JSON header."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from fedsift import trees
+
+if TYPE_CHECKING:
+    from fedsift.training import Training
+
+VERSION = 1
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint that cannot be used; the text names the file and the next action."""
+
+
+def write_atomic(path: Path, content: bytes) -> None:
+    """Write a file so that it is either the old one or the whole new one, also after a power cut."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".tmp")
+    with temporary.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def flatten(structure: Any, prefix: str) -> dict[str, Tensor]:
+    """Return the tensors of a structure by their path."""
+    return {f"{prefix}.{i}": leaf.contiguous().clone() for i, leaf in enumerate(trees.leaves(structure))}
+
+
+def unflatten(template: Any, tensors: dict[str, Tensor], prefix: str) -> Any:
+    """Return the structure of ``template`` with tensors from `flatten`."""
+    numbers = iter(range(len(trees.leaves(template))))
+    return trees.map_tensors(lambda _: tensors[f"{prefix}.{next(numbers)}"], template)
+
+
+def save_training(path: Path, run: Training) -> None:
+    """Write the state of a training run."""
+    carried, store = run.carried, run.carried.store
+    tensors = {
+        **flatten(carried.server, "server"),
+        **flatten(carried.broadcast, "broadcast"),
+        **flatten(store.accepted, "accepted"),
+        **flatten(store.pending, "pending"),
+        "pending_tick": store.pending_tick.clone(),
+        "store_sites": torch.tensor(list(store.row_of), dtype=torch.int64),
+        "ledger": carried.ledger.clone(),
+        "seen": carried.seen.clone(),
+        "bytes_up": run.bytes_up.clone(),
+        "bytes_down": run.bytes_down.clone(),
+        "retries": run.retries.clone(),
+    }
+    if run.first_loss is not None:
+        tensors["first_loss"] = run.first_loss.clone()
+    facts = {"version": VERSION, "round": run.round, "tick": carried.tick, "history": run.history}
+    write_atomic(path, save(tensors, {"training": json.dumps(facts)}))
+
+
+def load_training(path: Path, run: Training) -> None:
+    """Bring a fresh training run to the state that was written.
+
+    Raises:
+        CheckpointError: the file is damaged, of another version, or of another problem.
+    """
+    try:
+        with safe_open(path, "pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            facts = json.loads(file.metadata()["training"])
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+        msg = f"checkpoint {path} cannot be read ({error}); delete it to start this stage again"
+        raise CheckpointError(msg) from error
+    if facts["version"] != VERSION:
+        msg = f"checkpoint {path} has format version {facts['version']}, this release reads {VERSION}"
+        raise CheckpointError(msg)
+    carried, store = run.carried, run.carried.store
+    store.row_of = {int(site): row for row, site in enumerate(tensors["store_sites"])}
+    store.accepted = unflatten(store.accepted, tensors, "accepted")
+    store.pending = unflatten(store.pending, tensors, "pending")
+    store.pending_tick = tensors["pending_tick"]
+    run.carried = carried._replace(
+        server=unflatten(carried.server, tensors, "server"),
+        broadcast=unflatten(carried.broadcast, tensors, "broadcast"),
+        ledger=tensors["ledger"],
+        seen=tensors["seen"],
+        tick=facts["tick"],
+    )
+    run.round, run.history = facts["round"], facts["history"]
+    run.bytes_up, run.bytes_down, run.retries = (tensors[k] for k in ("bytes_up", "bytes_down", "retries"))
+    run.first_loss = tensors.get("first_loss")

@@ -1,0 +1,168 @@
+"""What an engine is given, what it carries, and what it reports."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from fedsift import messages, random, trees
+from fedsift.aggregation import Aggregator
+from fedsift.algorithms.base import Algorithm, Upload
+from fedsift.channels import Broadcast, Channel, start_broadcast
+from fedsift.clients import ClientStore
+from fedsift.data import FederatedData
+from fedsift.problems import Problem
+from fedsift.sites import SiteData
+from fedsift.trees import Tree
+
+Weights = Literal["samples", "uniform"]
+# (exchange tick, seed indices [L], site indices [L]) → which uploads arrive and are taken, [L] bool.
+Delivery = Callable[[int, Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A problem, the data of its sites, and how to train: all that does not change in a run."""
+
+    problem: Problem
+    data: FederatedData
+    algorithm: Algorithm
+    channel: Channel
+    aggregator: Aggregator
+    seeds: tuple[int, ...]
+    data_seed: int = 0
+    weights: Weights = "samples"
+    eligible: Tensor | None = None
+    delivery: Delivery | None = None
+    run_keys: Tensor = field(init=False)
+    site_keys: Tensor = field(init=False)
+    shares: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        keys = torch.stack([random.key("run", seed) for seed in self.seeds])
+        names = torch.stack([random.key("site", name) for name in self.data.sites])
+        rows = torch.stack([weight.sum() for weight in self.data.weight.split(list(self.data.sizes))])
+        object.__setattr__(self, "run_keys", keys)
+        object.__setattr__(self, "site_keys", names)
+        object.__setattr__(self, "shares", rows if self.weights == "samples" else torch.ones_like(rows))
+
+    def eligible_sites(self) -> Tensor:
+        """Return which sites [S, C] may take part, for every seed."""
+        if self.eligible is not None:
+            return self.eligible
+        return torch.ones((len(self.seeds), self.data.n_sites), dtype=torch.bool)
+
+    def participants(self, round_number: int, participation: float | int) -> Tensor:
+        """Return who takes part in a round, [S, C] bool: the K sites with the smallest hash.
+
+        K = ⌊participation · eligible sites⌋ for a fraction, at least one, or the count itself. The
+        hash is of seed, round and site name, so that a site's luck does not depend on who else is there.
+        """
+        eligible = self.eligible_sites()
+        available = int(eligible[0].sum())
+        if isinstance(participation, int):
+            count = min(participation, available)
+        else:
+            count = max(1, int(participation * available + 1e-9))
+        if count == available:
+            return eligible
+        round_keys = random.fold(self.run_keys, "participation", round_number)
+        draw = random.fold(round_keys.unsqueeze(1), self.site_keys.unsqueeze(0))
+        draw = torch.where(eligible, draw, torch.iinfo(torch.int64).max)
+        chosen = torch.topk(draw, count, largest=False).indices
+        return torch.zeros_like(eligible).scatter(1, chosen, value=True)
+
+    def lane_keys(self, round_number: int, exchange: str, seeds: Tensor, sites: Tensor) -> Tensor:
+        """Return the keys of the lanes (seed, site) in an exchange."""
+        return random.fold(random.fold(self.run_keys[seeds], exchange, round_number), self.site_keys[sites])
+
+    def batch_keys(self, round_number: int, exchange: str, sites: Tensor) -> Tensor:
+        """Return the keys that draw the sites' batches, the same for all run seeds."""
+        key = random.key("batches", self.data_seed)
+        return random.fold(random.fold(key, exchange, round_number), self.site_keys[sites])
+
+
+class Carried(NamedTuple):
+    """What goes from exchange to exchange, for S seeds; leaves [S, ...] unless said otherwise.
+
+    ``ledger`` [S, C]: the last exchange of each site that was accepted; ``seen`` [S, C]: the last
+    one in which it was served; -1 for never.
+    """
+
+    server: Any
+    broadcast: Broadcast
+    store: ClientStore
+    ledger: Tensor
+    seen: Tensor
+    tick: int
+
+
+class Report(NamedTuple):
+    """What an exchange cost and said. ``rejected``: (seed, site) pairs with a non-finite upload."""
+
+    info: dict[str, Tensor]
+    bytes_up: Tensor
+    bytes_down: Tensor
+    rejected: Tensor
+
+
+def send(job: Job, exchange: str, upload: Upload, residual: Any) -> tuple[Upload, Any, Tensor]:
+    """Pass the groups of one site's upload through the channel; also return the bytes."""
+    sent, kept, size = {}, dict(residual), torch.zeros((), dtype=torch.int64)
+    for group, (tree, weight) in upload.items():
+        name = f"{exchange}/{group}"
+        sent_tree, kept[name] = job.channel.send(job.problem, residual[name], tree)
+        sent[group] = (sent_tree, weight)
+        size = size + messages.size(sent_tree)
+    return sent, kept, size
+
+
+def begin(job: Job, server: Any = None) -> Carried:
+    """Return what is carried before the first exchange.
+
+    Without ``server`` (ServerStates [S, ...]) the algorithm starts from the run keys, which the sites
+    have too, so that the start costs no message. A discarded call of every exchange with the rows of
+    one site tells the shapes of the states.
+    """
+    algorithm, problem = job.algorithm, job.problem
+    known = server is None
+    if known:
+        server = trees.stack(
+            [algorithm.server_init(problem, random.fold(key, "start")) for key in job.run_keys]
+        )
+    shared = vmap(lambda s: algorithm.download(problem, s, "round"))(server)
+    return Carried(
+        server=server,
+        broadcast=start_broadcast(shared, known=known),
+        store=ClientStore(_state_template(job, trees.unstack(shared, 0)), len(job.seeds)),
+        ledger=torch.full((len(job.seeds), job.data.n_sites), -1, dtype=torch.int64),
+        seen=torch.full((len(job.seeds), job.data.n_sites), -1, dtype=torch.int64),
+        tick=0,
+    )
+
+
+def _state_template(job: Job, shared: Tree) -> Any:
+    client = job.algorithm.client_init(job.problem, shared)
+    site = job.data.take(range(job.data.offsets[0], job.data.offsets[1]))
+    key = job.run_keys[0]
+    data = SiteData(site.x, site.y, site.weight, job.shares[0], key)
+    residuals = {}
+    for exchange in dict.fromkeys(job.algorithm.exchanges_at(0) + job.algorithm.exchanges_at(1)):
+        upload, _, _ = job.algorithm.client_round(job.problem, shared, client, data, key, exchange)
+        for group, (tree, _) in upload.items():
+            residuals[f"{exchange}/{group}"] = job.channel.init(job.problem, tree)
+    return client, residuals
+
+
+class Engine(Protocol):
+    """Runs one exchange of an algorithm at the sites and on the server."""
+
+    def exchange(
+        self, job: Job, carried: Carried, round_number: int, exchange: str, participants: Tensor
+    ) -> tuple[Carried, Report]:
+        """Return what is carried on, and the report."""

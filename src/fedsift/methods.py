@@ -1,0 +1,72 @@
+"""The methods a user can name: an algorithm, its fixed options, and on what rows it runs."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+
+from fedsift.algorithms import EFLoPS, FedAvg, FedHT, FedIterHT, LocalTraining
+from fedsift.channels import Channel, Lossless, TopM
+
+Messages = Literal["auto", "dense", "feedback", "paper"]
+Rows = Literal["federated", "pooled", "alone"]
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method by name.
+
+    Attributes:
+        algorithm: the class; its fields are the knobs.
+        rows: ``federated``; ``pooled``: all rows as one site, which needs the data in one place;
+            ``alone``: each site by itself.
+        summary: one line for people.
+        options: fixed hyperparameters.
+        feedback: whether error feedback is the default channel.
+    """
+
+    algorithm: type[LocalTraining]
+    rows: Rows
+    summary: str
+    options: dict[str, Any] = field(default_factory=dict)
+    feedback: bool = False
+
+    def build(self, **knobs: Any) -> LocalTraining:
+        """Return the algorithm with these hyperparameters; those it does not have are left out.
+
+        None stands for the default.
+        """
+        own = {f.name for f in fields(self.algorithm)}
+        given = {k: v for k, v in knobs.items() if v is not None and k in own}
+        return self.algorithm(**{**given, **self.options})
+
+    def channel(self, messages: Messages, kept: int) -> Channel:
+        """Return what carries the messages when ``kept`` gates are wanted."""
+        feedback = messages == "feedback" or (messages == "auto" and self.feedback)
+        return TopM(kept) if feedback and self.rows == "federated" else Lossless()
+
+
+METHODS: dict[str, Method] = {
+    "eflops": Method(EFLoPS, "federated", "gates, density constraint and entropy", feedback=True),
+    "flops": Method(EFLoPS, "federated", "E-FLoPS without entropy", {"entropy": 0.0}, feedback=True),
+    "fedavg": Method(FedAvg, "federated", "dense averaging, then the largest weights"),
+    "fedht": Method(FedHT, "federated", "averaging with a hard threshold on the server"),
+    "fediterht": Method(FedIterHT, "federated", "hard threshold after every local step"),
+    "central": Method(EFLoPS, "pooled", "E-FLoPS on all rows in one place: the bound"),
+    "local": Method(EFLoPS, "alone", "E-FLoPS at each site alone"),
+}
+
+
+def find_method(name: str) -> Method:
+    """Return a method by name.
+
+    Raises:
+        ValueError: there is none; the text names the nearest.
+    """
+    if name in METHODS:
+        return METHODS[name]
+    close = difflib.get_close_matches(name, METHODS, 1)
+    hint = f"did you mean {close[0]!r}?" if close else f"choose from {', '.join(METHODS)}"
+    msg = f"no method {name!r}: {hint}"
+    raise ValueError(msg)

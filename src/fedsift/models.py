@@ -1,0 +1,157 @@
+"""Models: parameters from a key, and the output for a batch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from fedsift import random
+from fedsift.sparsity import GateMap, GateView
+from fedsift.trees import Tree
+
+Apply: TypeAlias = Callable[[Tree, Tensor, Tensor | None], Tensor]
+GateUnit = Literal["scalar", "feature", "channel"]
+
+@dataclass(frozen=True)
+class Model:
+    """A model as pure functions.
+
+    Attributes:
+        init: key → parameters.
+        apply: (params, x [n, ...], key or None in evaluation) → output [n, K].
+        gates: which parameters share a gate.
+    """
+
+    init: Callable[[Tensor], Tree]
+    apply: Apply
+    gates: GateMap
+
+
+def linear(n_features: int, n_outputs: int = 1, *, gate: GateUnit = "feature") -> Model:
+    """Return the linear model ``x Wᵀ + b``, W [K, d], b [K].
+
+    With ``gate="feature"`` the K weights of a feature share one gate; ``"scalar"`` gives each weight
+    its own. The bias has none. All start at zero: with fewer rows than features a random start would
+    stay in the fit.
+    """
+
+    def init(key: Tensor) -> Tree:  # noqa: ARG001
+        return {"weight": torch.zeros(n_outputs, n_features), "bias": torch.zeros(n_outputs)}
+
+    def apply(params: Tree, x: Tensor, key: Tensor | None) -> Tensor:  # noqa: ARG001
+        return x @ params["weight"].T + params["bias"]
+
+    shape = (1, n_features) if gate == "feature" else (n_outputs, n_features)
+    return Model(init, apply, GateMap({"weight": GateView(0, shape)}))
+
+
+class KeyedDropout(nn.Module):
+    """Dropout whose mask is a function of a key, so that lanes and reruns agree."""
+
+    key: Tensor
+
+    def __init__(self, p: float, place: int) -> None:
+        super().__init__()
+        self.p, self.place = p, place
+        self.register_buffer("key", torch.zeros((), dtype=torch.int64), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or self.p == 0.0:
+            return x
+        keep = random.uniform(random.fold(self.key, self.place), x.shape, x.dtype) >= self.p
+        return x * keep / (1.0 - self.p)
+
+
+def from_module(module: nn.Module, *, gate: GateUnit = "scalar") -> Model:
+    """Return a model around any torch module.
+
+    Weights (two axes or more) are gated: one gate a scalar, or with ``gate="channel"`` one a row of
+    the first axis (an output channel or neuron). Biases have none. Starting values are drawn from
+    the key as torch does by default, uniform in ±1/√fan-in; parameters of one axis start as given.
+
+    Raises:
+        ValueError: the module holds running statistics (BatchNorm), which sites cannot share.
+    """
+    for name, child in module.named_modules():
+        if isinstance(child, nn.modules.batchnorm._BatchNorm):  # noqa: SLF001
+            msg = (
+                f"layer {name!r} is {type(child).__name__}, whose running statistics differ between "
+                "sites; use torch.nn.GroupNorm in its place"
+            )
+            raise ValueError(msg)
+    module = _with_keyed_dropout(module)
+    start = {k: v.detach().clone() for k, v in module.named_parameters()}
+    key_buffers = [k for k, _ in module.named_buffers() if k == "key" or k.endswith(".key")]
+
+    def init(key: Tensor) -> Tree:
+        params = {}
+        for index, (leaf, value) in enumerate(start.items()):
+            if value.ndim < 2:  # noqa: PLR2004
+                params[leaf] = value.clone()
+                continue
+            bound = 1.0 / math.sqrt(math.prod(value.shape[1:]))
+            draw = random.uniform(random.fold(key, index), value.shape, value.dtype)
+            params[leaf] = bound * (2.0 * draw - 1.0)
+        return params
+
+    def apply(params: Tree, x: Tensor, key: Tensor | None) -> Tensor:
+        module.train(key is not None)
+        state = params if key is None else {**params, **dict.fromkeys(key_buffers, key)}
+        output: Tensor = torch.func.functional_call(module, state, (x,))
+        return output
+
+    return Model(init, apply, _module_gates(start, gate))
+
+
+def _module_gates(start: Tree, gate: GateUnit) -> GateMap:
+    views: dict[str, GateView] = {}
+    position = 0
+    for leaf, value in start.items():
+        if value.ndim < 2:  # noqa: PLR2004
+            continue
+        shape = tuple(value.shape)
+        if gate == "channel":
+            shape = (shape[0], *(1 for _ in shape[1:]))
+        views[leaf] = GateView(position, shape)
+        position += math.prod(shape)
+    return GateMap(views)
+
+
+def _with_keyed_dropout(module: nn.Module) -> nn.Module:
+    import copy
+
+    module = copy.deepcopy(module)
+    replaced = {
+        name: KeyedDropout(child.p, place)
+        for place, (name, child) in enumerate(module.named_modules())
+        if isinstance(child, nn.Dropout)
+    }
+    for name, child in replaced.items():
+        parent, _, attribute = name.rpartition(".")
+        setattr(module.get_submodule(parent), attribute, child)
+    return module
+
+
+def mlp(sizes: tuple[int, ...]) -> nn.Module:
+    """Return a fully connected network with ReLU between the layers, on flattened input."""
+    layers: list[nn.Module] = [nn.Flatten()]
+    for index, (n_in, n_out) in enumerate(zip(sizes[:-1], sizes[1:], strict=True)):
+        layers += [nn.Linear(n_in, n_out)] + ([nn.ReLU()] if index < len(sizes) - 2 else [])
+    return nn.Sequential(*layers)
+
+
+def digits_cnn() -> nn.Module:
+    """Return the 44,426-parameter network for 1 x 28 x 28 digits (LeCun et al., 1998, in size).
+
+    5x5 convolutions of 6 and 16 channels with 2x2 max pooling, then dense layers 120, 84, 10.
+    """
+    return nn.Sequential(
+        nn.Conv2d(1, 6, 5), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(256, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10),
+    )  # fmt: skip

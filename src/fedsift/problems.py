@@ -1,0 +1,143 @@
+"""A problem: operators on a dict of tensors, evaluated at sites and combined by a server.
+
+A loss gives the operator F = ∇f; a saddle gives (∇ₓf, -∇ᵧf); unlearning is two operators on the
+same parameters. Algorithms see nothing else of the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from fedsift import trees
+from fedsift.models import Model
+from fedsift.outcomes import Outcome
+from fedsift.sparsity import GateMap
+from fedsift.trees import Tree
+
+
+class Batch(NamedTuple):
+    """Rows of one site.
+
+    ``x`` [n, ...], ``y`` [n], ``weight`` [n] (0 for padding), ``key``: randomness of the model's
+    own (dropout), an int64 scalar.
+    """
+
+    x: Tensor
+    y: Tensor
+    weight: Tensor
+    key: Tensor
+
+
+Operator: TypeAlias = Callable[[Tree, Batch], Tree]
+Evaluation: TypeAlias = Callable[[Tree, Batch], dict[str, tuple[Tensor, Tensor]]]
+
+
+def _no_measures(means: dict[str, Tensor]) -> dict[str, Tensor]:
+    return means
+
+
+def _whole_space(params: Tree) -> Tree:
+    return params
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is to be solved.
+
+    Attributes:
+        init: key → starting parameters.
+        operators: name → F(params, batch), a tree like the parameters; the weighted mean over rows.
+        evaluate: (params, batch) → {measure: (weighted sum, weight)}; sums add up over sites.
+        summarise: {measure: mean} → the figures people read (R² needs three means).
+        gates: which parameters share a gate.
+        project: projection onto the feasible set, the whole space by default.
+        private: leaves that a site keeps to itself.
+        decomposable: False when rows of a site cannot be batched (Cox).
+        predict: (params, x [n, ...]) → model output [n, K].
+    """
+
+    init: Callable[[Tensor], Tree]
+    operators: Mapping[str, Operator]
+    evaluate: Evaluation
+    summarise: Callable[[dict[str, Tensor]], dict[str, Tensor]] = _no_measures
+    gates: GateMap = field(default_factory=lambda: GateMap({}))
+    project: Callable[[Tree], Tree] = _whole_space
+    private: frozenset[str] = frozenset()
+    decomposable: bool = True
+    predict: Callable[[Tree, Tensor], Tensor] | None = None
+
+    def with_ridge(self, strength: float) -> Problem:
+        """Return the problem with ``strength/2 · ‖gated parameters‖²`` added to the loss."""
+
+        def ridged(operator: Operator) -> Operator:
+            def field_with_ridge(params: Tree, batch: Batch) -> Tree:
+                field_value = operator(params, batch)
+                return {
+                    k: v + strength * params[k] if k in self.gates.views else v
+                    for k, v in field_value.items()
+                }
+
+            return field_with_ridge
+
+        return replace(self, operators={k: ridged(f) for k, f in self.operators.items()})
+
+
+def weighted_mean(values: Tensor, weight: Tensor) -> Tensor:
+    """Return Σ w v / Σ w over the rows, 0 where no row has weight."""
+    return (values * weight).sum() / weight.sum().clamp(min=1e-12)
+
+
+def supervised(model: Model, outcome: Outcome) -> Problem:
+    """Return the problem of fitting ``model`` to rows with a target.
+
+    F(θ) = ∇ Σᵢ wᵢ ℓ(model(θ, xᵢ), yᵢ) / Σᵢ wᵢ.
+    """
+
+    def mean_loss(params: Tree, batch: Batch) -> Tensor:
+        output = model.apply(params, batch.x, batch.key)
+        return weighted_mean(outcome.loss(output, batch.y), batch.weight)
+
+    def evaluate(params: Tree, batch: Batch) -> dict[str, tuple[Tensor, Tensor]]:
+        output = model.apply(params, batch.x, None)
+        rows = outcome.measures(output, batch.y)
+        return {k: ((v * batch.weight).sum(), batch.weight.sum()) for k, v in rows.items()}
+
+    return Problem(
+        init=model.init,
+        operators={"loss": torch.func.grad(mean_loss)},
+        evaluate=evaluate,
+        summarise=outcome.summarise,
+        gates=model.gates,
+        predict=lambda params, x: model.apply(params, x, None),
+    )
+
+
+def curvature(
+    operator: Operator, params: Tree, batch: Batch, key: Tensor, scaling: Tree | None = None, iterations: int = 12
+) -> Tensor:
+    """Estimate the largest curvature of an operator at a point, by power iteration.
+
+    ‖D J D‖₂ with J the Jacobian of the operator at ``params`` and D = diag(``scaling``), the
+    change of variable of gated parameters. A lower estimate that is close after a few iterations.
+    """
+    from fedsift.random import fold, normal
+
+    def jacobian_vector(vector: Tree) -> Tree:
+        direction = trees.multiply(vector, scaling) if scaling else vector
+        product: Tree = torch.func.jvp(lambda p: operator(p, batch), (params,), (direction,))[1]
+        return trees.multiply(product, scaling) if scaling else product
+
+    vector = {
+        leaf: normal(fold(key, index), value.shape, value.dtype)
+        for index, (leaf, value) in enumerate(params.items())
+    }
+    length = trees.norm(vector)
+    for _ in range(iterations):
+        vector = jacobian_vector(trees.scale(vector, 1.0 / length.clamp(min=1e-30)))
+        length = trees.norm(vector)
+    return length

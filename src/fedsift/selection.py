@@ -1,0 +1,84 @@
+"""From many seeds to one answer: how often a feature is chosen, and how stable the choice is."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from scipy import stats
+from torch import Tensor
+
+
+class Interval(NamedTuple):
+    """A mean with the ends of its 95 % interval, and the number of values."""
+
+    mean: float
+    low: float
+    high: float
+    n: int
+
+    def to_json(self) -> dict[str, float | int]:
+        """Return the interval as the command line prints it."""
+        return self._asdict()
+
+
+def t_interval(values: Tensor | list[float], overlap: float = 0.0) -> Interval:
+    """Return the mean of values and its 95 % t-interval.
+
+    Args:
+        values: one value a repetition.
+        overlap: n_test / n_train for repeated splits of the same rows: their training sets overlap, so
+            the variance of the mean is s² (1/n + n_test/n_train) (Nadeau & Bengio, 2003).
+
+    Source: Nadeau & Bengio, "Inference for the generalization error", Machine Learning 52 (2003).
+    """
+    numbers = torch.as_tensor(values, dtype=torch.float64)
+    count, centre = len(numbers), float(numbers.mean())
+    if count < 2:  # noqa: PLR2004
+        return Interval(centre, centre, centre, count)
+    error = math.sqrt(float(numbers.var()) * (1.0 / count + overlap))
+    half = float(stats.t.ppf(0.975, count - 1)) * error
+    return Interval(centre, centre - half, centre + half, count)
+
+
+def inclusion_probability(masks: Tensor) -> Tensor:
+    """Return how often each gate was chosen, [G], from 0/1 masks [S, G]."""
+    return masks.double().mean(0)
+
+
+def ensemble_support(masks: Tensor, magnitudes: Tensor, kept: int) -> Tensor:
+    """Return the 0/1 mask [G] of the ``kept`` gates chosen most often; ties by mean magnitude.
+
+    ``masks`` and ``magnitudes`` are [S, G].
+    """
+    weight = magnitudes.double().mean(0)
+    score = masks.double().sum(0) + 0.5 * weight / weight.max().clamp(min=1e-300)
+    chosen = torch.topk(score, kept).indices
+    return torch.zeros_like(masks[0]).scatter(0, chosen, 1.0)
+
+
+def nogueira_stability(masks: Tensor) -> float:
+    """Return the stability of selections [S, G]: 1 for always the same set, 0 for chance.
+
+    1 - mean_f s_f² / (k̄/G (1 - k̄/G)), with s_f² the unbiased variance of feature f's selection.
+
+    Source: Nogueira, Sechidis & Brown, JMLR 18 (2018), equation 4.
+    """
+    chosen = masks.double()
+    density = float(chosen.mean())
+    if len(chosen) < 2 or density in {0.0, 1.0}:  # noqa: PLR2004
+        return math.nan
+    return 1.0 - float(chosen.var(0).mean()) / (density * (1.0 - density))
+
+
+def jaccard_stability(masks: Tensor) -> float:
+    """Return the mean of |A ∩ B| / |A ∪ B| over pairs of selections [S, G]."""
+    chosen = masks.double()
+    if len(chosen) < 2:  # noqa: PLR2004
+        return math.nan
+    both = chosen @ chosen.T
+    sizes = chosen.sum(1)
+    union = sizes.unsqueeze(0) + sizes.unsqueeze(1) - both
+    upper = torch.triu_indices(len(chosen), len(chosen), 1)
+    return float((both / union.clamp(min=1.0))[upper[0], upper[1]].mean())

@@ -1,0 +1,41 @@
+"""The rows of one site, as an algorithm sees them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedsift import random
+from fedsift.problems import Batch
+
+
+class SiteData(NamedTuple):
+    """Rows of one site, padded with rows of weight 0 where an engine batches sites.
+
+    Attributes:
+        x: [n, ...]; y: [n]; weight: [n].
+        share: the site's weight in averages, its sample weight or 1.
+        key: draws the batches; equal for all run seeds, so that seeds can share the products.
+    """
+
+    x: Tensor
+    y: Tensor
+    weight: Tensor
+    share: Tensor
+    key: Tensor
+
+    def batch(self, step: int, size: int | None, key: Tensor) -> Batch:
+        """Return ``size`` rows drawn without replacement, or all rows (None, or a smaller site).
+
+        ``key`` is for the model's own randomness in this step.
+        """
+        model_key = random.fold(key, step)
+        rows = self.x.shape[0]
+        if size is None or size >= rows:
+            return Batch(self.x, self.y, self.weight, model_key)
+        draw = random.uniform(random.fold(self.key, step), (rows,))
+        draw = torch.where(self.weight > 0, draw, draw + 1.0)
+        chosen = torch.topk(draw, size, largest=False).indices
+        return Batch(self.x[chosen], self.y[chosen], self.weight[chosen], model_key)

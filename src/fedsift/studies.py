@@ -1,0 +1,303 @@
+"""What a user asks for: select features, refit them, score on held-out rows, report.
+
+A study runs each method on each case (a split of the rows, or a synthetic data set): all seeds
+search together, their ensemble picks the features, a ridge refit on the picked features follows, and
+the test rows are scored once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from torch import Tensor
+
+from fedsift import models, outcomes, trees
+from fedsift.algorithms import Tuning
+from fedsift.data import FederatedData, How, Standardiser
+from fedsift.engines import ENGINES
+from fedsift.methods import Messages, Method, find_method
+from fedsift.problems import Problem, supervised
+from fedsift.selection import ensemble_support, t_interval
+from fedsift.sparsity import Schedule, kept_count
+from fedsift.training import Callback, StageCheckpoint, Training, evaluate, train
+from fedsift.trees import Tree
+
+
+class Settings(BaseModel):
+    """Everything that decides a study's numbers, apart from the data.
+
+    ``features`` (how many to keep) or ``density`` (their share) must be given. None elsewhere means the
+    algorithm's own default. ``ridge`` is the weight of the refit's penalty in units of one sample.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    method: str = "eflops"
+    features: int | None = Field(None, ge=1)
+    density: float | None = Field(None, gt=0, le=1)
+    seeds: int = Field(30, ge=1)
+    seed: int = 0
+    splits: int = Field(10, ge=0)
+    test_fraction: float = Field(0.2, gt=0, lt=1)
+    rounds: int | None = Field(None, ge=1)
+    participation: float = Field(1.0, gt=0)
+    weights: Literal["samples", "uniform"] = "samples"
+    messages: Messages = "auto"
+    standardise: How = "feature"
+    schedule: Schedule | None = None
+    learning_rate: float | None = Field(None, gt=0)
+    local_steps: int | None = Field(None, ge=1)
+    batch_size: int | None = Field(None, ge=1)
+    tuning_rounds: int = Field(100, ge=1)
+    ridge: float = Field(1.0, ge=0)
+    gate: Literal["feature", "scalar"] = "feature"
+    engine: Literal["vectorized", "loop"] = "vectorized"
+    evaluate_every: int = Field(10, ge=1)
+
+    @model_validator(mode="after")
+    def _check(self) -> Settings:
+        if (self.features is None) == (self.density is None):
+            msg = "give how many features to keep (features) or their share (density), and not both"
+            raise ValueError(msg)
+        if self.participation > 1 and self.participation != int(self.participation):
+            msg = f"participation is {self.participation}; give a fraction up to 1 or a whole number of sites"
+            raise ValueError(msg)
+        find_method(self.method)
+        assert self.engine in ENGINES  # noqa: S101
+        return self
+
+    def kept(self, gates: int) -> int:
+        """Return how many of ``gates`` are kept.
+
+        Raises:
+            ValueError: more than there are, or none.
+        """
+        count = self.features if self.features is not None else kept_count(float(self.density or 0), gates)
+        if not 1 <= count <= gates:
+            asked = f"features={self.features}" if self.features is not None else f"density={self.density}"
+            msg = f"{asked} keeps {count} of {gates} features; ask for 1 to {gates}"
+            raise ValueError(msg)
+        return count
+
+
+class Case(NamedTuple):
+    """One fit: training rows, test rows if any, and the true support if known."""
+
+    name: str
+    train: FederatedData
+    test: FederatedData | None = None
+    truth: frozenset[str] | None = None
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What a method made of a case. L lanes: S seeds, for ``alone`` those of each site in turn.
+
+    Attributes:
+        masks, magnitudes: [L, G] the gates each lane chose, and its effective weights.
+        support: [E, G] the ensembles' choices, one, or one a site.
+        params: refitted parameters, leaves [L + E, ...], the ensembles last.
+        scores: test figures of every lane and ensemble, [L + E], if there are test rows.
+        bytes_up, bytes_down, bytes_dense: of all seeds, refit included; dense: if every number of the
+            model travelled both ways.
+        history: records of the search and the refit.
+    """
+
+    masks: Tensor
+    magnitudes: Tensor
+    weights: Tensor
+    support: Tensor
+    params: Tree
+    scores: dict[str, Tensor]
+    bytes_up: int
+    bytes_down: int
+    bytes_dense: int
+    history: list[dict[str, Any]]
+
+    @property
+    def n_lanes(self) -> int:
+        return len(self.masks)
+
+    def ensembles(self) -> Tree:
+        """Return the refitted parameters of the ensembles, leaves [E, ...]."""
+        chosen: Tree = trees.map_tensors(lambda t: t[self.n_lanes :], self.params)
+        return chosen
+
+    def ensemble(self) -> Tree:
+        """Return the refitted parameters of the (first) ensemble."""
+        first: Tree = trees.unstack(self.ensembles(), 0)
+        return first
+
+
+def linear_problem(data: FederatedData, gate: models.GateUnit = "feature") -> Problem:
+    """Return the linear problem for the data's target."""
+    outputs = len(data.classes) if data.outcome == "multiclass" else 1
+    return supervised(models.linear(data.n_features, outputs, gate=gate), outcomes.OUTCOMES[data.outcome])
+
+
+Progress = Callable[[str, int, dict[str, Any]], None]
+
+
+def fit_case(
+    case: Case,
+    settings: Settings,
+    standardiser: Standardiser,
+    *,
+    progress: Progress | None = None,
+    checkpoint: StageCheckpoint | None = None,
+) -> Fit:
+    """Search with all seeds, pick by ensemble, refit with a ridge, score the test rows."""
+    method = find_method(settings.method)
+    rows = standardiser.apply(case.train)
+    rows = rows.pooled() if method.rows == "pooled" else rows
+    problem = linear_problem(rows, settings.gate)
+    kept = settings.kept(problem.gates.size)
+    search = _search(problem, rows, settings, method, kept, _tell(progress, "search"), checkpoint)
+    params = search.params
+    magnitudes = torch.func.vmap(problem.gates.magnitude)(params)
+    masks = (magnitudes > 0).to(magnitudes.dtype)
+    groups = rows.n_sites if method.rows == "alone" else 1
+    support = torch.stack(
+        [
+            ensemble_support(m, w, kept)
+            for m, w in zip(masks.chunk(groups), magnitudes.chunk(groups), strict=True)
+        ]
+    )
+    means = trees.map_tensors(
+        lambda t: t.reshape(groups, -1, *t.shape[1:]).mean(1), params
+    )
+    start = trees.map_tensors(lambda a, b: torch.cat([a, b]), params, means)
+    tuned = _refit(problem, rows, settings, start, torch.cat([masks, support]), method, _tell(progress, "refit"), checkpoint)
+    final = tuned.params
+    scores = {} if case.test is None else evaluate(problem, final, standardiser.apply(case.test))
+    return Fit(
+        masks=masks,
+        magnitudes=magnitudes,
+        weights=params["weight"],
+        support=support,
+        params=final,
+        scores=scores,
+        bytes_up=int(search.bytes_up.sum() + tuned.bytes_up.sum()),
+        bytes_down=int(search.bytes_down.sum() + tuned.bytes_down.sum()),
+        bytes_dense=_dense_bytes(problem, search),
+        history=[{"stage": "search", **r} for r in search.history] + [{"stage": "refit", **r} for r in tuned.history],
+    )
+
+
+def _search(
+    problem: Problem,
+    rows: FederatedData,
+    settings: Settings,
+    method: Method,
+    kept: int,
+    callback: Callback | None,
+    checkpoint: StageCheckpoint | None,
+) -> Training:
+    algorithm = method.build(
+        rounds=settings.rounds,
+        density=kept / problem.gates.size,
+        schedule=settings.schedule,
+        learning_rate=settings.learning_rate,
+        local_steps=settings.local_steps,
+        batch_size=settings.batch_size,
+    )
+    seeds = range(settings.seed, settings.seed + settings.seeds)
+    alone = method.rows == "alone"
+    return train(
+        problem,
+        rows,
+        algorithm,
+        seeds=[s for _ in rows.sites for s in seeds] if alone else list(seeds),
+        eligible=torch.eye(rows.n_sites, dtype=torch.bool).repeat_interleave(len(seeds), 0) if alone else None,
+        data_seed=settings.seed,
+        participation=_participation(settings) if method.rows == "federated" else 1.0,
+        weights=settings.weights,
+        engine=settings.engine,
+        channel=method.channel(settings.messages, kept),
+        evaluate_every=settings.evaluate_every,
+        callback=callback,
+        checkpoint=checkpoint and checkpoint.named("search"),
+    )
+
+
+def _refit(
+    problem: Problem,
+    rows: FederatedData,
+    settings: Settings,
+    start: Tree,
+    support: Tensor,
+    method: Method,
+    callback: Callback | None,
+    checkpoint: StageCheckpoint | None,
+) -> Training:
+    """Retrain on fixed supports [L + E, G]; every site takes part, for only kept numbers travel."""
+    algorithm = Tuning(rounds=settings.tuning_rounds, local_steps=1)
+    total = float(rows.weight.sum())
+    eligible = None
+    if method.rows == "alone":
+        own = torch.eye(rows.n_sites, dtype=torch.bool)
+        eligible = torch.cat([own.repeat_interleave(settings.seeds, 0), own])
+        total /= rows.n_sites
+    ridged = problem.with_ridge(settings.ridge / total)
+    begin = torch.func.vmap(lambda p, m: algorithm.start(problem, p, m))(start, support)
+    return train(
+        ridged,
+        rows,
+        algorithm,
+        seeds=list(range(len(support))),
+        start=begin,
+        eligible=eligible,
+        weights="samples",
+        engine=settings.engine,
+        evaluate_every=settings.tuning_rounds,
+        callback=callback,
+        checkpoint=checkpoint and checkpoint.named("refit"),
+    )
+
+
+def _participation(settings: Settings) -> float | int:
+    return settings.participation if settings.participation <= 1 else int(settings.participation)
+
+
+def _tell(progress: Progress | None, stage: str) -> Callback | None:
+    return None if progress is None else lambda record: progress(stage, record["round"], record)
+
+
+def _dense_bytes(problem: Problem, search: Training) -> int:
+    """Return the bytes if the whole model had travelled both ways in every round."""
+    numbers = sum(leaf.numel() for leaf in problem.init(search.job.run_keys[0]).values())
+    visits = sum(sum(record["sites"].values()) for record in search.history)
+    return 2 * 4 * numbers * visits
+
+
+def summarise(fits: Sequence[Fit], cases: Sequence[Case]) -> dict[str, Any]:
+    """Return the scores of a method over its cases, as the command line prints them."""
+    figures: dict[str, Any] = {}
+    tested = [(f, c.train, c.test, c.truth) for f, c in zip(fits, cases, strict=True) if c.test is not None]
+    if tested:
+        measure = "r2" if "r2" in tested[0][0].scores else "accuracy"
+        _, train_rows, test_rows, truth = tested[0]
+        overlap = 0.0 if truth is not None else test_rows.n_samples / train_rows.n_samples
+        ensemble = [float(f.scores[measure][f.n_lanes :].mean()) for f, *_ in tested]
+        single = [float(f.scores[measure][: f.n_lanes].mean()) for f, *_ in tested]
+        figures[f"test_{measure}"] = t_interval(ensemble, overlap).to_json()
+        figures[f"single_seed_{measure}"] = t_interval(single, overlap).to_json()
+    known = [recovery(f, c) for f, c in zip(fits, cases, strict=True) if c.truth is not None]
+    if known:
+        figures["support_recovery"] = t_interval([single for single, _ in known]).to_json()
+        figures["ensemble_support_recovery"] = t_interval([together for _, together in known]).to_json()
+    return figures
+
+
+def recovery(fit: Fit, case: Case) -> tuple[float, float]:
+    """Return the share of the true features found, by the seeds on average and by the ensembles."""
+    truth = case.truth or frozenset()
+    true = torch.tensor([name in truth for name in case.train.features])
+    chosen = (fit.weights != 0).any(1)
+    together = (fit.ensembles()["weight"] != 0).any(1)
+    share = [float((c & true).sum(1).double().mean() / true.sum()) for c in (chosen, together)]
+    return share[0], share[1]

@@ -1,0 +1,321 @@
+"""The round loop: participation, exchanges, evaluation, recovery, history."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from fedsift import aggregation, channels, trees
+from fedsift.algorithms.base import Algorithm
+from fedsift.channels import Channel
+from fedsift.checkpoints import load_training, save_training
+from fedsift.data import FederatedData
+from fedsift.engines import make_engine
+from fedsift.engines.base import Carried, Delivery, Engine, Job, Weights, begin
+from fedsift.problems import Batch, Problem
+from fedsift.trees import Tree
+
+log = logging.getLogger(__name__)
+
+EVALUATION_ROWS = 8192  # rows of one evaluation call, which bounds its memory
+DIVERGED = 100.0  # a loss this many times the first one counts as diverged
+MAX_RETRIES = 6
+
+
+class TrainingError(RuntimeError):
+    """A run that cannot go on; the text names the site and the next action."""
+
+
+class Retained(NamedTuple):
+    """The last healthy state: to roll a diverged seed back to, or to keep on an interrupt."""
+
+    carried: Carried
+    accepted: Any
+    pending: Any
+    pending_tick: Tensor
+    row_of: dict[int, int]
+    round: int
+    records: int
+    counters: tuple[Tensor, Tensor, Tensor]
+
+
+Callback = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class StageCheckpoint:
+    """Where a training run keeps its state, and the seconds between two writes."""
+
+    path: Path
+    every: float = 5.0
+
+    def named(self, stage: str) -> StageCheckpoint:
+        """Return the checkpoint of a stage of the work this one stands for."""
+        return replace(self, path=self.path.with_name(f"{self.path.name}-{stage}.safetensors"))
+
+
+@dataclass
+class Training:
+    """A training run in progress: everything that changes, and the result when it is done.
+
+    Attributes:
+        job: what is trained, on what.
+        carried: states; see `engines.base.Carried`.
+        round: rounds done.
+        history: a record a round.
+        bytes_up, bytes_down: totals for every seed, [S].
+        retries: how often each seed was rolled back, [S].
+    """
+
+    job: Job
+    carried: Carried
+    round: int = 0
+    history: list[dict[str, Any]] = field(default_factory=list)
+    bytes_up: Tensor = field(default_factory=lambda: torch.zeros(1, dtype=torch.int64))
+    bytes_down: Tensor = field(default_factory=lambda: torch.zeros(1, dtype=torch.int64))
+    retries: Tensor = field(default_factory=lambda: torch.zeros(1, dtype=torch.int64))
+    first_loss: Tensor | None = None
+
+    @property
+    def params(self) -> Tree:
+        """The solutions of all seeds, leaves [S, ...]."""
+        solution: Tree = vmap(lambda s: self.job.algorithm.solution(self.job.problem, s))(self.carried.server)
+        return solution
+
+
+def evaluate(problem: Problem, params: Tree, data: FederatedData) -> dict[str, Tensor]:
+    """Return the figures of a problem for parameters [S, ...] on the rows of all sites, [S] each."""
+    sums: dict[str, tuple[Tensor, Tensor]] = {}
+    for start in range(0, data.n_samples, EVALUATION_ROWS):
+        rows = slice(start, start + EVALUATION_ROWS)
+        batch = Batch(data.x[rows], data.y[rows], data.weight[rows], torch.zeros((), dtype=torch.int64))
+        part = vmap(lambda p, b=batch: problem.evaluate(p, b))(params)
+        for name, (total, weight) in part.items():
+            before = sums.get(name, (0.0, 0.0))
+            sums[name] = (before[0] + total.double(), before[1] + weight.double())
+    means = {name: total / weight for name, (total, weight) in sums.items()}
+    return vmap(problem.summarise)(means)
+
+
+def train(
+    problem: Problem,
+    data: FederatedData,
+    algorithm: Algorithm,
+    *,
+    rounds: int | None = None,
+    seeds: Sequence[int] = (0,),
+    data_seed: int = 0,
+    participation: float | int = 1.0,
+    weights: Weights = "samples",
+    engine: str = "vectorized",
+    channel: Channel | None = None,
+    evaluate_every: int = 10,
+    start: Any = None,
+    eligible: Tensor | None = None,
+    delivery: Delivery | None = None,
+    callback: Callback | None = None,
+    checkpoint: StageCheckpoint | None = None,
+) -> Training:
+    """Train an algorithm and return the finished run.
+
+    Args:
+        problem: what is solved.
+        data: rows of the sites.
+        algorithm: how.
+        rounds: rounds to run; the algorithm's own number by default.
+        seeds: run seeds; all run together, each with its own start, noise and participants.
+        data_seed: draws the batches, the same for all run seeds.
+        participation: a fraction in (0, 1], or a number of sites a round.
+        weights: averages weigh a site by its samples, or all sites alike.
+        engine: ``vectorized`` or ``loop``.
+        channel: what travels; lossless by default.
+        evaluate_every: rounds between evaluations on the training rows (and the last round).
+        start: ServerStates [S, ...] to begin from.
+        eligible: which sites [S, C] may take part for each seed; all by default.
+        delivery: decides which uploads arrive, for fault injection.
+        callback: called with each round's record.
+        checkpoint: where to keep the state; a run begins from what is there.
+
+    Raises:
+        ValueError: a channel that the algorithm cannot work with, or bad numbers.
+        TrainingError: a seed diverged again and again.
+    """
+    channel = channel or channels.Lossless()
+    check_pair(algorithm, channel)
+    if not 0 < participation or (isinstance(participation, float) and participation > 1):
+        msg = f"participation is {participation}; give a fraction in (0, 1] or a number of sites"
+        raise ValueError(msg)
+    job = Job(
+        problem, data, algorithm, channel, aggregation.mean, tuple(seeds), data_seed, weights, eligible, delivery
+    )
+    zeros = torch.zeros(len(seeds), dtype=torch.int64)
+    run = Training(job, begin(job, start), 0, [], zeros, zeros.clone(), zeros.clone())
+    if checkpoint is not None and checkpoint.path.exists():
+        load_training(checkpoint.path, run)
+    loop = _Loop(run, rounds or algorithm.rounds, participation, evaluate_every, callback, checkpoint)
+    loop.proceed(make_engine(engine, job))
+    return run
+
+
+def check_pair(algorithm: Algorithm, channel: Channel) -> None:
+    """Refuse a channel that loses what the algorithm's site states rely on."""
+    if algorithm.tracks_uploads and not channel.lossless:
+        name = type(algorithm).__name__
+        msg = (
+            f"{name} needs a lossless channel: its sites remember what they uploaded, and a message that "
+            f"keeps only the largest entries would break the sum over sites; use messages='dense'"
+        )
+        raise ValueError(msg)
+
+
+@dataclass
+class _Loop:
+    """The rounds that are left, and the last healthy state on the way."""
+
+    run: Training
+    rounds: int
+    participation: float | int
+    every: int
+    callback: Callback | None
+    checkpoint: StageCheckpoint | None
+
+    def __post_init__(self) -> None:
+        self.retained = _retain(self.run)
+        self.saved = time.monotonic()
+
+    def proceed(self, engine: Engine) -> None:
+        """Run to the end. An interrupt keeps the last healthy state, from which a resume goes on."""
+        try:
+            while self.run.round < self.rounds:
+                self._round(engine)
+        except KeyboardInterrupt:
+            if self.checkpoint is not None:
+                _reset(self.run, self.retained)
+                save_training(self.checkpoint.path, self.run)
+            raise
+        if self.checkpoint is not None:
+            save_training(self.checkpoint.path, self.run)
+
+    def _round(self, engine: Engine) -> None:
+        run, began = self.run, time.perf_counter()
+        participants = run.job.participants(run.round, self.participation)
+        info: dict[str, Tensor] = {}
+        for exchange in run.job.algorithm.exchanges_at(run.round):
+            asked = run.job.eligible_sites() if run.job.algorithm.asks_everyone(exchange) else participants
+            run.carried, report = engine.exchange(run.job, run.carried, run.round, exchange, asked)
+            run.bytes_up, run.bytes_down = run.bytes_up + report.bytes_up, run.bytes_down + report.bytes_down
+            info |= report.info
+        run.round += 1
+        record: dict[str, Any] = {"round": run.round}
+        due = run.round % self.every == 0 or run.round == self.rounds or run.first_loss is None
+        figures = evaluate(run.job.problem, run.params, run.job.data) if due else {}
+        healthy = _recover(run, figures["loss"], self.retained) if due else torch.ones(1, dtype=torch.bool)
+        if healthy.any():
+            record |= {name: float(value[healthy].mean()) for name, value in figures.items()}
+        record |= {name: float(value.double().mean()) for name, value in info.items()}
+        record |= {
+            "bytes_up": int(run.bytes_up.sum()),
+            "bytes_down": int(run.bytes_down.sum()),
+            "seconds": time.perf_counter() - began,
+            "sites": _who(run, participants),
+        }
+        run.history.append(record)
+        if due and healthy.all():
+            self._keep()
+        if self.callback is not None:
+            self.callback(record)
+
+    def _keep(self) -> None:
+        self.retained = _retain(self.run)
+        if self.checkpoint is not None and time.monotonic() - self.saved > self.checkpoint.every:
+            save_training(self.checkpoint.path, self.run)
+            self.saved = time.monotonic()
+
+
+def _who(run: Training, participants: Tensor) -> dict[str, int]:
+    """Return how many seeds each participating site worked for."""
+    counts = participants.sum(0)
+    return {run.job.data.sites[c]: int(counts[c]) for c in counts.nonzero().squeeze(1).tolist()}
+
+
+def _retain(run: Training) -> Retained:
+    store = run.carried.store
+    copy = lambda tree: trees.map_tensors(torch.clone, tree)  # noqa: E731
+    return Retained(
+        run.carried,
+        copy(store.accepted),
+        copy(store.pending),
+        store.pending_tick.clone(),
+        dict(store.row_of),
+        run.round,
+        len(run.history),
+        (run.bytes_up, run.bytes_down, run.retries),
+    )
+
+
+def _reset(run: Training, retained: Retained) -> None:
+    """Bring the whole run back to a retained state."""
+    store = retained.carried.store
+    store.accepted, store.pending = retained.accepted, retained.pending
+    store.pending_tick, store.row_of = retained.pending_tick, retained.row_of
+    run.carried, run.round = retained.carried, retained.round
+    run.bytes_up, run.bytes_down, run.retries = retained.counters
+    del run.history[retained.records :]
+
+
+def _recover(run: Training, loss: Tensor, retained: Retained) -> Tensor:
+    """Roll the seeds that diverged back to the last healthy state, with a smaller step.
+
+    Return which seeds are healthy, [S].
+    """
+    if run.first_loss is None:
+        run.first_loss = torch.where(torch.isfinite(loss), loss, torch.inf)
+    finite = vmap(trees.all_finite)(run.carried.server)
+    healthy = finite & torch.isfinite(loss) & (loss <= DIVERGED * run.first_loss.clamp(min=1e-3))
+    if healthy.all():
+        return healthy
+    sick = (~healthy).nonzero().squeeze(1)
+    run.retries = run.retries + (~healthy)
+    smaller = run.job.algorithm.back_off(retained.carried.server)
+    if smaller is None or int(run.retries.max()) > MAX_RETRIES:
+        raise TrainingError(_divergence(run))
+    log.warning("%d of %d seeds diverged in round %d: rolled back, smaller step", len(sick), len(loss), run.round)
+    old, now, store = retained.carried, run.carried, run.carried.store
+    run.carried = now._replace(
+        server=trees.where(healthy, now.server, smaller),
+        broadcast=trees.where(healthy, now.broadcast, old.broadcast),
+        ledger=trees.where(healthy, now.ledger, old.ledger),
+        seen=trees.where(healthy, now.seen, old.seen),
+    )
+    rows = retained.pending_tick.shape[0]
+
+    def restore(slot: Tensor, kept: Tensor) -> None:
+        slot[:rows, sick] = kept[:, sick]
+        slot[rows:, sick] = 0
+
+    trees.map_tensors(restore, store.accepted, retained.accepted)
+    trees.map_tensors(restore, store.pending, retained.pending)
+    store.pending_tick[:rows, sick] = retained.pending_tick[:, sick]
+    store.pending_tick[rows:, sick] = -1
+    return healthy
+
+
+def _divergence(run: Training) -> str:
+    """Say which site's loss is worst."""
+    job = run.job
+    worst = max(
+        job.data.sites,
+        key=lambda name: float(evaluate(job.problem, run.params, job.data.site(name))["loss"].nan_to_num(torch.inf).max()),
+    )
+    return (
+        f"{type(job.algorithm).__name__} diverged by round {run.round} even with smaller steps; the loss is "
+        f"largest at site {worst!r}: check its values and scale, or give a smaller learning_rate"
+    )

@@ -23,9 +23,21 @@ class Aggregator(Protocol):
 
 
 def mean(stacked: Tree, weight: Tensor) -> Tree:
-    """Return the weighted mean Σ w_k x_k / Σ w_k; zeros when no upload counts."""
-    share = weight / weight.sum().clamp(min=torch.finfo(weight.dtype).tiny)
-    return trees.map_tensors(lambda x: torch.tensordot(share.to(x.dtype), x, dims=1), stacked)
+    """Return the weighted mean x̂ + Σ w_k (x_k - x̂) / Σ w_k; zeros when no upload counts.
+
+    x̂ is the first upload that counts: where all agree, the mean is exactly what they say, and a
+    number that nobody changed costs no message. Shares are float64, for a state that follows a sum
+    over sites would feel their rounding.
+    """
+    share = weight.double() / weight.double().sum().clamp(min=torch.finfo(torch.float64).tiny)
+    first = (weight > 0).to(torch.int8).argmax().reshape(1)
+
+    def combine(x: Tensor) -> Tensor:
+        anchor = x.index_select(0, first)
+        gap = torch.where((weight > 0).reshape(-1, *(1 for _ in x.shape[1:])), x - anchor, 0.0)
+        return anchor.squeeze(0) + torch.tensordot(share.to(x.dtype), gap, dims=1)
+
+    return trees.map_tensors(combine, stacked)
 
 
 AGGREGATORS: dict[str, Aggregator] = {"mean": mean}

@@ -52,8 +52,8 @@ def save_training(path: Path, run: Training) -> None:
     tensors = {
         **flatten(carried.server, "server"),
         **flatten(carried.broadcast, "broadcast"),
-        **flatten(store.accepted, "accepted"),
-        **flatten(store.pending, "pending"),
+        **flatten(store.slots, "slots"),
+        "current": store.current.clone(),
         "pending_tick": store.pending_tick.clone(),
         "store_sites": torch.tensor(list(store.row_of), dtype=torch.int64),
         "ledger": carried.ledger.clone(),
@@ -86,9 +86,8 @@ def load_training(path: Path, run: Training) -> None:
         raise CheckpointError(msg)
     carried, store = run.carried, run.carried.store
     store.row_of = {int(site): row for row, site in enumerate(tensors["store_sites"])}
-    store.accepted = unflatten(store.accepted, tensors, "accepted")
-    store.pending = unflatten(store.pending, tensors, "pending")
-    store.pending_tick = tensors["pending_tick"]
+    store.slots = unflatten(store.slots, tensors, "slots")
+    store.current, store.pending_tick = tensors["current"], tensors["pending_tick"]
     run.carried = carried._replace(
         server=unflatten(carried.server, tensors, "server"),
         broadcast=unflatten(carried.broadcast, tensors, "broadcast"),

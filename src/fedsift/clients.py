@@ -15,20 +15,23 @@ class ClientStore:
 
     A site that has uploaded does not know whether the server took the upload. It keeps the state
     before (*accepted*) and after (*pending*) with the number of the exchange, and the next request
-    tells which exchange of this site was accepted last: `load` rolls forward or back accordingly.
+    tells which exchange of this site was accepted last: `load` rolls forward or stays accordingly.
     One lost, doubled or rejected upload would otherwise break sums over sites for ever.
 
     Rows are made on a site's first visit, so memory follows the sites visited.
+
+    Attributes:
+        slots: the states, leaves [2, rows, S, ...].
+        current: [rows, S] which slot holds the accepted state; the other is for the pending one.
+        pending_tick: [rows, S] the exchange of the pending state, -1 for none.
     """
 
     def __init__(self, template: Any, n_seeds: int) -> None:
         """Start empty; ``template`` is the state of a site that was never asked, leaves [...]."""
-        self.template = template
-        self.n_seeds = n_seeds
         self.row_of: dict[int, int] = {}
-        self.pending_tick = torch.empty((0, n_seeds), dtype=torch.int64)
-        self.accepted = trees.map_tensors(lambda t: t.new_zeros((0, n_seeds, *t.shape)), template)
-        self.pending = trees.map_tensors(torch.clone, self.accepted)
+        self.current = torch.zeros((0, n_seeds), dtype=torch.int64)
+        self.pending_tick = torch.zeros((0, n_seeds), dtype=torch.int64)
+        self.slots = trees.map_tensors(lambda t: t.new_zeros((2, 0, n_seeds, *t.shape)), template)
 
     def rows(self, sites: Tensor) -> Tensor:
         """Return the row of each site [L], making rows for new ones."""
@@ -39,36 +42,52 @@ class ClientStore:
         return torch.tensor([self.row_of[site] for site in numbers])
 
     def _grow(self, needed: int) -> None:
-        if needed <= self.pending_tick.shape[0]:
+        have, seeds = self.current.shape
+        if needed <= have:
             return
-        rows = max(needed, 2 * self.pending_tick.shape[0])
-
-        def enlarge(old: Tensor) -> Tensor:
-            grown = old.new_zeros((rows, *old.shape[1:]))
-            grown[: old.shape[0]] = old
-            return grown
-
-        self.accepted = trees.map_tensors(enlarge, self.accepted)
-        self.pending = trees.map_tensors(enlarge, self.pending)
-        ticks = torch.full((rows, self.n_seeds), -1, dtype=torch.int64)
-        ticks[: self.pending_tick.shape[0]] = self.pending_tick
-        self.pending_tick = ticks
+        more = max(needed, 2 * have) - have
+        self.current = torch.cat([self.current, self.current.new_zeros((more, seeds))])
+        self.pending_tick = torch.cat([self.pending_tick, self.pending_tick.new_full((more, seeds), -1)])
+        self.slots = trees.map_tensors(
+            lambda t: torch.cat([t, t.new_zeros((2, more, *t.shape[2:]))], 1), self.slots
+        )
 
     def load(self, rows: Tensor, seeds: Tensor, last_accepted: Tensor) -> Any:
         """Return the states [L, ...] of the lanes (row, seed), given the exchange accepted last."""
-        pending_tick = self.pending_tick[rows, seeds]
-        forward = (pending_tick == last_accepted) & (pending_tick >= 0)
-        pick = lambda t: t[rows, seeds]  # noqa: E731
-        return trees.where(
-            forward, trees.map_tensors(pick, self.pending), trees.map_tensors(pick, self.accepted)
-        )
+        pending = self.pending_tick[rows, seeds]
+        forward = (pending >= 0) & (pending == last_accepted)
+        slot = torch.where(forward, 1 - self.current[rows, seeds], self.current[rows, seeds])
+        self.current[rows, seeds] = slot
+        self.pending_tick[rows, seeds] = -1
+        return trees.map_tensors(lambda t: t[slot, rows, seeds], self.slots)
 
-    def stage(self, rows: Tensor, seeds: Tensor, before: Any, after: Any, tick: int) -> None:
-        """Keep the state an exchange started from and the one it ended with."""
+    def stage(self, rows: Tensor, seeds: Tensor, after: Any, tick: int) -> None:
+        """Keep the states [L, ...] after exchange ``tick`` as pending, beside those `load` gave."""
+        slot = 1 - self.current[rows, seeds]
 
-        def put(slot: Tensor, value: Tensor) -> None:
-            slot[rows, seeds] = value
+        def put(slots: Tensor, value: Tensor) -> None:
+            slots[slot, rows, seeds] = value
 
-        trees.map_tensors(put, self.accepted, before)
-        trees.map_tensors(put, self.pending, after)
+        trees.map_tensors(put, self.slots, after)
         self.pending_tick[rows, seeds] = tick
+
+    def copy(self) -> ClientStore:
+        """Return an independent copy."""
+        twin = ClientStore((), self.current.shape[1])
+        twin.row_of = dict(self.row_of)
+        twin.current, twin.pending_tick = self.current.clone(), self.pending_tick.clone()
+        twin.slots = trees.map_tensors(torch.clone, self.slots)
+        return twin
+
+    def replace_seeds(self, seeds: Tensor, other: ClientStore) -> None:
+        """Bring some seeds back to what an earlier copy of this store holds."""
+        have = other.current.shape[0]
+        self.current[:have, seeds] = other.current[:, seeds]
+        self.pending_tick[:have, seeds] = other.pending_tick[:, seeds]
+        self.pending_tick[have:, seeds] = -1
+
+        def put(slots: Tensor, earlier: Tensor) -> None:
+            slots[:, :have, seeds] = earlier[:, :, seeds]
+            slots[:, have:, seeds] = 0
+
+        trees.map_tensors(put, self.slots, other.slots)

@@ -26,6 +26,8 @@ import numpy as np
 import torch
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
 __all__ = ["PHI_MAX", "HardConcrete"]
@@ -42,6 +44,7 @@ _NODES: Final = {torch.float32: 8, torch.float64: 16}
 _MEAN_NODES: Final = {torch.float32: 10, torch.float64: 20}
 _SERIES_TERMS: Final = {torch.float32: 12, torch.float64: 19}
 _INVERSE_STEPS: Final = 5
+_TABLE: Final = 1 << 16
 
 _Rules: TypeAlias = dict[torch.dtype, tuple[tuple[float, float], ...]]
 
@@ -90,7 +93,7 @@ class HardConcrete:
                 msg = f"HardConcrete: {name}={value} is out of range; {advice}"
                 raise ValueError(msg)
         # Filled here because torch.compile reads a cached value but cannot trace its computation.
-        _ = self._window, self._mean_rules
+        _ = self._window, self._mean_rules, self._square_rules
 
     @cached_property
     def lower(self) -> float:
@@ -144,6 +147,17 @@ class HardConcrete:
         """
         odds, total = _odds(_checked(phi)), torch.zeros_like(phi)
         for node, weight in self._mean_rules[phi.dtype]:
+            total = total + weight * odds * node / (1 + odds * node)
+        return total
+
+    def mean_square(self, phi: Tensor) -> Tensor:
+        """Give ``E[z^2]``, the factor by which a gate scales the second moment of its parameter.
+
+        By parts, as ``mean``: ``integral over [lower, upper] of 2 g g' sigmoid(phi - t)``.
+        """
+        odds = _odds(_checked(phi))
+        total = torch.zeros_like(phi)
+        for node, weight in self._square_rules[phi.dtype]:
             total = total + weight * odds * node / (1 + odds * node)
         return total
 
@@ -203,6 +217,23 @@ class HardConcrete:
         """
         return _entropy_slope(self._window, *_pair(phi, phi0))
 
+    def kl_slope_table(self, phi0: float) -> Callable[[Tensor], Tensor]:
+        """Give ``kl_slope(., phi0)`` by linear interpolation, for one prior of many gates.
+
+        On 2^16 intervals of [-12, 12] the error is below 2e-8, less than float32 rounding of the
+        largest slopes, at a twentieth of the work. Arguments outside are taken at the nearer end.
+        """
+        grid = torch.linspace(-PHI_MAX, PHI_MAX, _TABLE + 1, dtype=torch.float64)
+        exact = self.kl_slope(grid, phi0)
+        rise = torch.diff(exact, append=exact[-1:])
+
+        def slope(phi: Tensor) -> Tensor:
+            place = (phi.clamp(-PHI_MAX, PHI_MAX) + PHI_MAX) * (_TABLE / (2 * PHI_MAX))
+            index = place.long()
+            return exact.to(phi.dtype)[index] + (place - index) * rise.to(phi.dtype)[index]
+
+        return slope
+
     def _stretch(self, s: Tensor) -> Tensor:
         return s * (self.zeta - self.gamma) + self.gamma
 
@@ -220,6 +251,16 @@ class HardConcrete:
             slopes = weights / np.cosh(np.log(nodes) / (2 * self.beta)) ** 2
             rules[dtype] = tuple(zip(nodes.tolist(), (slopes / slopes.sum()).tolist(), strict=True))
         return rules
+
+    @cached_property
+    def _square_rules(self) -> _Rules:
+        def doubled(node: float) -> float:
+            return 2 * ((self.zeta - self.gamma) / (1 + node ** (1 / self.beta)) + self.gamma)
+
+        return {
+            dtype: tuple((node, weight * doubled(node)) for node, weight in rule)
+            for dtype, rule in self._mean_rules.items()
+        }
 
 
 class _RelativeEntropy(torch.autograd.Function):

@@ -6,7 +6,7 @@ import difflib
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
-from fedsift.algorithms import EFLoPS, FedAvg, FedHT, FedIterHT, LocalTraining
+from fedsift.algorithms import EFLoPS, EFLoPSPaper, FedAvg, FedHT, FedIterHT, LocalTraining
 from fedsift.channels import Channel, Lossless, TopM
 
 Messages = Literal["auto", "dense", "feedback", "paper"]
@@ -32,14 +32,23 @@ class Method:
     options: dict[str, Any] = field(default_factory=dict)
     feedback: bool = False
 
-    def build(self, **knobs: Any) -> LocalTraining:
+    def build(self, messages: Messages = "auto", **knobs: Any) -> LocalTraining:
         """Return the algorithm with these hyperparameters; those it does not have are left out.
 
         None stands for the default.
+
+        Raises:
+            ValueError: the paper's messages are asked of a method that has no gates.
         """
-        own = {f.name for f in fields(self.algorithm)}
+        algorithm = self.algorithm
+        if messages == "paper":
+            if algorithm is not EFLoPS or self.rows != "federated":
+                msg = "messages 'paper' are those of eflops and flops; use messages 'auto' here"
+                raise ValueError(msg)
+            algorithm = EFLoPSPaper
+        own = {f.name for f in fields(algorithm)}
         given = {k: v for k, v in knobs.items() if v is not None and k in own}
-        return self.algorithm(**{**given, **self.options})
+        return algorithm(**{**given, **self.options})
 
     def channel(self, messages: Messages, kept: int) -> Channel:
         """Return what carries the messages when ``kept`` gates are wanted."""

@@ -32,7 +32,13 @@ class Model:
     gates: GateMap
 
 
-def linear(n_features: int, n_outputs: int = 1, *, gate: GateUnit = "feature") -> Model:
+def linear(
+    n_features: int,
+    n_outputs: int = 1,
+    *,
+    gate: GateUnit = "feature",
+    dtype: torch.dtype = torch.float32,
+) -> Model:
     """Return the linear model ``x Wᵀ + b``, W [K, d], b [K].
 
     With ``gate="feature"`` the K weights of a feature share one gate; ``"scalar"`` gives each weight
@@ -41,10 +47,13 @@ def linear(n_features: int, n_outputs: int = 1, *, gate: GateUnit = "feature") -
     """
 
     def init(key: Tensor) -> Tree:  # noqa: ARG001
-        return {"weight": torch.zeros(n_outputs, n_features), "bias": torch.zeros(n_outputs)}
+        return {
+            "weight": torch.zeros(n_outputs, n_features, dtype=dtype),
+            "bias": torch.zeros(n_outputs, dtype=dtype),
+        }
 
     def apply(params: Tree, x: Tensor, key: Tensor | None) -> Tensor:  # noqa: ARG001
-        return x @ params["weight"].T + params["bias"]
+        return x.to(dtype) @ params["weight"].T + params["bias"]
 
     shape = (1, n_features) if gate == "feature" else (n_outputs, n_features)
     return Model(init, apply, GateMap({"weight": GateView(0, shape)}))
@@ -75,17 +84,25 @@ def from_module(module: nn.Module, *, gate: GateUnit = "scalar") -> Model:
     the key as torch does by default, uniform in ±1/√fan-in; parameters of one axis start as given.
 
     Raises:
-        ValueError: the module holds running statistics (BatchNorm), which sites cannot share.
+        ValueError: a layer holds running statistics (BatchNorm), which sites cannot share, or draws
+            random numbers of its own (any dropout but `torch.nn.Dropout`), which no rerun repeats.
     """
     for name, child in module.named_modules():
-        if isinstance(child, nn.modules.batchnorm._BatchNorm):  # noqa: SLF001
+        if getattr(child, "track_running_stats", False):
             msg = (
                 f"layer {name!r} is {type(child).__name__}, whose running statistics differ between "
                 "sites; use torch.nn.GroupNorm in its place"
             )
             raise ValueError(msg)
+        if isinstance(child, nn.modules.dropout._DropoutNd) and not isinstance(child, nn.Dropout):  # noqa: SLF001
+            msg = (
+                f"layer {name!r} is {type(child).__name__}, whose random numbers have no key; "
+                "use torch.nn.Dropout in its place"
+            )
+            raise ValueError(msg)
     module = _with_keyed_dropout(module)
     start = {k: v.detach().clone() for k, v in module.named_parameters()}
+    dtype = next(iter(start.values())).dtype
     key_buffers = [k for k, _ in module.named_buffers() if k == "key" or k.endswith(".key")]
 
     def init(key: Tensor) -> Tree:
@@ -94,7 +111,7 @@ def from_module(module: nn.Module, *, gate: GateUnit = "scalar") -> Model:
             if value.ndim < 2:  # noqa: PLR2004
                 params[leaf] = value.clone()
                 continue
-            bound = 1.0 / math.sqrt(math.prod(value.shape[1:]))
+            bound = math.sqrt(6.0 / math.prod(value.shape[1:]))
             draw = random.uniform(random.fold(key, index), value.shape, value.dtype)
             params[leaf] = bound * (2.0 * draw - 1.0)
         return params
@@ -102,6 +119,7 @@ def from_module(module: nn.Module, *, gate: GateUnit = "scalar") -> Model:
     def apply(params: Tree, x: Tensor, key: Tensor | None) -> Tensor:
         module.train(key is not None)
         state = params if key is None else {**params, **dict.fromkeys(key_buffers, key)}
+        x = x.to(dtype) if x.is_floating_point() else x
         output: Tensor = torch.func.functional_call(module, state, (x,))
         return output
 

@@ -6,6 +6,7 @@ that sites can add up sums and counts and never send a row.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -23,6 +24,10 @@ class Outcome(Protocol):
     def measure(self) -> str:
         """The name of the headline measure, larger is better: ``r2`` or ``accuracy``."""
 
+    @property
+    def null_loss(self) -> float:
+        """The loss of a model that knows nothing: the unit of what a feature explains."""
+
     def loss(self, output: Tensor, y: Tensor) -> Tensor:
         """Return the loss of each row, [n]."""
 
@@ -38,10 +43,11 @@ class Outcome(Protocol):
 
 @dataclass(frozen=True)
 class Squared:
-    """A continuous target with the mean squared error, ``(output - y)²`` (no factor ½)."""
+    """A continuous target in standard units with the squared error, ``(output - y)²`` (no ½)."""
 
     name: str = "regression"
     measure: str = "r2"
+    null_loss: float = 1.0
 
     def loss(self, output: Tensor, y: Tensor) -> Tensor:
         return (output.squeeze(-1) - y) ** 2
@@ -64,6 +70,7 @@ class Logistic:
 
     name: str = "binary"
     measure: str = "accuracy"
+    null_loss: float = math.log(2.0)
 
     def loss(self, output: Tensor, y: Tensor) -> Tensor:
         logit = output.squeeze(-1)
@@ -82,10 +89,16 @@ class Logistic:
 
 @dataclass(frozen=True)
 class Softmax:
-    """A target of K classes, codes 0..K-1, with the cross-entropy in nats."""
+    """A target of K = ``n_classes`` classes, codes 0..K-1, with the cross-entropy in nats."""
 
+    n_classes: int = 2
     name: str = "multiclass"
     measure: str = "accuracy"
+
+    @property
+    def null_loss(self) -> float:
+        """log K."""
+        return math.log(self.n_classes)
 
     def loss(self, output: Tensor, y: Tensor) -> Tensor:
         log_p = F.log_softmax(output, dim=-1)
@@ -103,3 +116,15 @@ class Softmax:
 
 
 OUTCOMES: dict[str, Outcome] = {o.name: o for o in (Squared(), Logistic(), Softmax())}
+
+
+def make_outcome(name: str, n_classes: int = 2) -> Outcome:
+    """Return the outcome of a name; ``n_classes`` matters for ``multiclass``.
+
+    Raises:
+        ValueError: there is none of that name.
+    """
+    if name not in OUTCOMES:
+        msg = f"no outcome {name!r}; use one of {', '.join(OUTCOMES)}"
+        raise ValueError(msg)
+    return Softmax(n_classes) if name == "multiclass" else OUTCOMES[name]

@@ -59,6 +59,8 @@ class Problem:
         private: leaves that a site keeps to itself.
         decomposable: False when rows of a site cannot be batched (Cox).
         predict: (params, x [n, ...]) → model output [n, K].
+        null_loss: the loss of a model that knows nothing, the unit of steps that must not depend on
+            the units of the loss.
     """
 
     init: Callable[[Tensor], Tree]
@@ -70,6 +72,7 @@ class Problem:
     private: frozenset[str] = frozenset()
     decomposable: bool = True
     predict: Callable[[Tree, Tensor], Tensor] | None = None
+    null_loss: float = 1.0
 
     def with_ridge(self, strength: float) -> Problem:
         """Return the problem with ``strength/2 · ‖gated parameters‖²`` added to the loss."""
@@ -114,6 +117,7 @@ def supervised(model: Model, outcome: Outcome) -> Problem:
         summarise=outcome.summarise,
         gates=model.gates,
         predict=lambda params, x: model.apply(params, x, None),
+        null_loss=outcome.null_loss,
     )
 
 

@@ -10,11 +10,13 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import platform
 import shutil
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +25,18 @@ from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from fedsift import outcomes, trees
+from fedsift import trees
 from fedsift._version import __version__
 from fedsift.checkpoints import CheckpointError, write_atomic
 from fedsift.data import FederatedData, Standardiser, split
-from fedsift.selection import inclusion_probability, jaccard_stability, nogueira_stability, t_interval
+from fedsift.outcomes import make_outcome
+from fedsift.selection import (
+    Interval,
+    inclusion_probability,
+    jaccard_stability,
+    nogueira_stability,
+    t_interval,
+)
 from fedsift.studies import Case, Fit, Progress, Settings, fit_case, summarise
 from fedsift.training import StageCheckpoint
 
@@ -41,7 +50,11 @@ class RunError(RuntimeError):
 
 @dataclass(frozen=True)
 class Feature:
-    """A feature of the reported set. ``weight`` is per standard unit, of the refitted model."""
+    """A feature of the reported set.
+
+    ``weight`` is per standard unit, of the refitted ensemble; ``weight_low`` and ``weight_high`` are the
+    95 % interval of its mean over the refitted seeds that chose the feature.
+    """
 
     name: str
     inclusion_probability: float
@@ -85,7 +98,7 @@ class Run:
             DataError: a feature that the model was trained with is absent.
         """
         output = self._output(x, features)
-        prediction = outcomes.OUTCOMES[self.facts["data"]["outcome"]].predict(output)
+        prediction = make_outcome(self.facts["data"]["outcome"]).predict(output)
         classes = self.facts["data"]["classes"]
         if classes:
             return [classes[code] for code in prediction.tolist()]
@@ -100,9 +113,29 @@ class Run:
             return torch.stack([1 - positive, positive], 1)
         return torch.softmax(output, 1)
 
+    @property
+    def needed(self) -> tuple[str, ...]:
+        """The features that a row to predict must have, in the model's order.
+
+        An array is standardised over all its features, so all are needed there.
+        """
+        if self.standardiser.how == "array":
+            return self.standardiser.features
+        used = (self.params["weight"] != 0).any(0).tolist()
+        return tuple(name for name, use in zip(self.standardiser.features, used, strict=True) if use)
+
+    def compact(self) -> tuple[Standardiser, Tensor, Tensor]:
+        """Return (standardiser, weight [K, n], bias [K]) of the n needed features alone."""
+        full, weight = self.standardiser, self.params["weight"]
+        if full.how == "array":
+            return full, weight, self.params["bias"]
+        used = (weight != 0).any(0)
+        part = replace(full, features=self.needed, mean=full.mean[used], scale=full.scale[used])
+        return part, weight[:, used], self.params["bias"]
+
     def _output(self, x: Tensor, features: Sequence[str]) -> Tensor:
-        rows = self.standardiser.transform(x, features)
-        return rows @ self.params["weight"].T + self.params["bias"]
+        standardiser, weight, bias = self.compact()
+        return standardiser.transform(x, features) @ weight.T + bias
 
 
 @dataclass(frozen=True)
@@ -174,7 +207,8 @@ def prepare(path: Path, *, overwrite: bool) -> None:
     """
     if path.exists() and any(path.iterdir() if path.is_dir() else [path]):
         if not overwrite:
-            msg = f"{path} exists already; choose another folder with --out, or add --overwrite"
+            go_on = f", or go on with it: fedsift resume {path}" if _unfinished(path) else ""
+            msg = f"{path} exists already; choose another folder with --out, or add --overwrite{go_on}"
             raise RunError(msg)
         if not (path / "run.json").exists():
             msg = f"{path} is not a run folder (it has no run.json), so it is not overwritten; choose another"
@@ -183,9 +217,23 @@ def prepare(path: Path, *, overwrite: bool) -> None:
     path.mkdir(parents=True, exist_ok=True)
 
 
+def _unfinished(path: Path) -> bool:
+    file = path / "run.json"
+    return file.exists() and read_facts(path)["status"] != "done"
+
+
 def write_facts(path: Path, facts: dict[str, Any]) -> None:
     """Write run.json."""
-    write_atomic(path / "run.json", json.dumps(facts, indent=1, allow_nan=True).encode())
+    write_atomic(path / "run.json", json.dumps(without_nan(facts), indent=1, allow_nan=False).encode())
+
+
+def without_nan(value: Any) -> Any:
+    """Return a JSON value with null in the place of numbers that JSON does not have."""
+    if isinstance(value, dict):
+        return {k: without_nan(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_nan(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def read_facts(path: Path) -> dict[str, Any]:
@@ -198,7 +246,11 @@ def read_facts(path: Path) -> dict[str, Any]:
     if not file.exists():
         msg = f"{path} is not a run folder: it has no run.json"
         raise RunError(msg)
-    facts: dict[str, Any] = json.loads(file.read_text())
+    try:
+        facts: dict[str, Any] = json.loads(file.read_text())
+    except ValueError as error:
+        msg = f"{file} is damaged ({error}); start the run again with --overwrite"
+        raise RunError(msg) from error
     if facts.get("version") != VERSION:
         msg = f"{file} has format version {facts.get('version')}, this release reads {VERSION}"
         raise RunError(msg)
@@ -220,8 +272,10 @@ def first_facts(data: FederatedData, settings: Settings, source: dict[str, Any] 
             "sites": dict(zip(data.sites, data.sizes, strict=True)),
             "outcome": data.outcome,
             "classes": list(data.classes),
+            "class_counts": _class_counts(data),
             "target": data.target,
             "notes": list(data.notes),
+            "fills": dict(data.fills),
         },
         "versions": {"fedsift": __version__, "torch": torch.__version__, "python": platform.python_version()},
         "plan": {"engine": settings.engine, "threads": torch.get_num_threads(), "compile": False},
@@ -247,14 +301,16 @@ def run_fit(
     began = time.perf_counter()
     facts = _start(path, cases, settings, source, "fit")
     study = Study(cases, settings, path, progress)
-    results, fits = method_results(study, settings.method, cases)
     tested = tuple(c for c in cases if c.test is not None)
     others = [name for name in beside if name != settings.method and tested]
-    results["beside"] = {name: method_results(study, name, tested)[0] for name in others}
+    with _status_on_failure(path, facts):
+        results, fits = method_results(study, settings.method, cases)
+        results["beside"] = {name: method_results(study, name, tested)[0] for name in others}
+    facts["candidates"] = candidates(fits[-1], cases[-1])
     facts["results"] = results | {"seconds": time.perf_counter() - began, "run": _text(path)}
     facts["status"] = "done"
     standardiser = Standardiser.fit(cases[-1].train, settings.standardise)
-    features = feature_table(fits[-1], cases[-1], fits[: len(tested)])
+    features = feature_table(fits[-1], cases[-1], same_data(fits, cases))
     run = Run(settings, facts, features, fits[-1].ensemble(), standardiser, path)
     if path is not None:
         _write(run, fits, cases)
@@ -278,13 +334,14 @@ def run_compare(
         RunError: the folder was started with other data.
     """
     began = time.perf_counter()
-    facts = _start(path, cases, settings, source, "compare") | {"methods": list(methods)}
+    facts = _start(path, cases, settings, source, "compare", {"methods": list(methods)})
     study = Study(cases, settings, path, progress)
     figures = {}
-    for name in methods:
-        method_began = time.perf_counter()
-        results, _ = method_results(study, name, cases)
-        figures[name] = results | {"seconds": time.perf_counter() - method_began}
+    with _status_on_failure(path, facts):
+        for name in methods:
+            method_began = time.perf_counter()
+            results, _ = method_results(study, name, cases)
+            figures[name] = results | {"seconds": time.perf_counter() - method_began}
     facts["results"] = {"methods": figures, "seconds": time.perf_counter() - began, "run": _text(path)}
     facts["status"] = "done"
     if path is not None:
@@ -294,10 +351,15 @@ def run_compare(
 
 
 def _start(
-    path: Path | None, cases: Sequence[Case], settings: Settings, source: dict[str, Any] | None, command: str
+    path: Path | None,
+    cases: Sequence[Case],
+    settings: Settings,
+    source: dict[str, Any] | None,
+    command: str,
+    more: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return the first facts, and write them; refuse a folder that was started with other data."""
-    facts = first_facts(cases[-1].train, settings, source, command)
+    facts = first_facts(cases[-1].train, settings, source, command) | (more or {})
     if path is None:
         return facts
     if (path / "run.json").exists() and read_facts(path)["data"]["fingerprint"] != facts["data"]["fingerprint"]:
@@ -306,6 +368,23 @@ def _start(
     path.mkdir(parents=True, exist_ok=True)
     write_facts(path, facts)
     return facts
+
+
+@contextmanager
+def _status_on_failure(path: Path | None, facts: dict[str, Any]) -> Iterator[None]:
+    """Write into run.json whether the work was interrupted (to be resumed) or failed."""
+    try:
+        yield
+    except BaseException as error:
+        facts["status"] = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
+        if path is not None:
+            write_facts(path, facts)
+        raise
+
+
+def _class_counts(data: FederatedData) -> dict[str, int]:
+    counts = torch.bincount(data.y, minlength=len(data.classes)).tolist() if data.classes else []
+    return dict(zip(data.classes, counts, strict=True))
 
 
 def _text(path: Path | None) -> str | None:
@@ -320,12 +399,17 @@ def method_results(study: Study, method: str, cases: Sequence[Case]) -> tuple[di
     for name in ("bytes_up", "bytes_down", "bytes_dense"):
         results[name] = sum(getattr(f, name) for f in fits)
     results["bytes_per_seed"] = (results["bytes_up"] + results["bytes_down"]) // study.settings.seeds
-    tested = [f for f, c in scored if c.test is not None]
+    tested = same_data(fits, cases)
     results["features"] = [
         {"name": f.name, "inclusion_probability": f.inclusion_probability, "weight": f.weight}
         for f in feature_table(fits[-1], cases[-1], tested)
     ]
     return results | stability(fits[-1], tested), fits
+
+
+def same_data(fits: Sequence[Fit], cases: Sequence[Case]) -> list[Fit]:
+    """Return the fits of splits of one data set; cases with a known truth are data sets of their own."""
+    return [f for f, c in zip(fits, cases, strict=True) if c.test is not None and c.truth is None]
 
 
 def stability(fit: Fit, split_fits: Sequence[Fit]) -> dict[str, Any]:
@@ -358,7 +442,8 @@ def feature_table(fit: Fit, case: Case, split_fits: Sequence[Fit]) -> tuple[Feat
     rows = []
     for j in picked:
         output = int(weight[:, j].abs().argmax())
-        spread = t_interval(fit.weights[:, output, j])
+        refitted = fit.params["weight"][: fit.n_lanes, output, j][chosen[:, j]]
+        spread = t_interval(refitted) if len(refitted) else Interval(math.nan, math.nan, math.nan, 0)
         name = case.train.features[j]
         rows.append(
             Feature(
@@ -372,6 +457,27 @@ def feature_table(fit: Fit, case: Case, split_fits: Sequence[Fit]) -> tuple[Feat
             )
         )
     return tuple(sorted(rows, key=lambda f: (-f.inclusion_probability, -abs(f.weight))))
+
+
+def candidates(fit: Fit, case: Case, count: int = 20) -> list[dict[str, Any]]:
+    """Return the features that seeds chose most often, those of the ensemble among them, for a plot."""
+    probability = inclusion_probability((fit.weights != 0).any(1))
+    kept = (fit.ensembles()["weight"] != 0).any(1).any(0)
+    size = fit.weights.abs().amax(1).double().mean(0)
+    order = sorted(
+        (probability > 0).nonzero().squeeze(1).tolist(),
+        key=lambda j: (-float(probability[j]), not kept[j], -float(size[j])),
+    )
+    shown = [j for place, j in enumerate(order) if place < count or kept[j]]
+    return [
+        {
+            "name": (name := case.train.features[j]),
+            "description": case.train.descriptions.get(name, ""),
+            "inclusion_probability": float(probability[j]),
+            "chosen": bool(kept[j]),
+        }
+        for j in shown
+    ]
 
 
 def _write(run: Run, fits: Sequence[Fit], cases: Sequence[Case]) -> None:
@@ -405,6 +511,9 @@ def load_run(path: str | Path) -> Run:
     """
     path = Path(path)
     facts = read_facts(path)
+    if facts["command"] != "fit":
+        msg = f"{path} is a comparison of methods and holds no model; name the folder of a fit"
+        raise RunError(msg)
     if facts["status"] != "done":
         msg = f"{path} is not finished (status {facts['status']}); go on with: fedsift resume {path}"
         raise RunError(msg)

@@ -29,6 +29,8 @@ class SiteData(NamedTuple):
     def batch(self, step: int, size: int | None, key: Tensor) -> Batch:
         """Return ``size`` rows drawn without replacement, or all rows (None, or a smaller site).
 
+        Rows keep their order, so that what the model draws for each row does not depend on padding.
+
         ``key`` is for the model's own randomness in this step.
         """
         model_key = random.fold(key, step)
@@ -37,5 +39,5 @@ class SiteData(NamedTuple):
             return Batch(self.x, self.y, self.weight, model_key)
         draw = random.uniform(random.fold(self.key, step), (rows,))
         draw = torch.where(self.weight > 0, draw, draw + 1.0)
-        chosen = torch.topk(draw, size, largest=False).indices
+        chosen = torch.topk(draw, size, largest=False).indices.sort().values
         return Batch(self.x[chosen], self.y[chosen], self.weight[chosen], model_key)

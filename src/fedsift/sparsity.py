@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 import torch
@@ -61,11 +61,11 @@ class GateMap:
     """
 
     views: Mapping[str, GateView]
+    size: int = field(init=False)  # the number of gates, G
 
-    @property
-    def size(self) -> int:
-        """The number of gates, G."""
-        return max((view.start + view.count for view in self.views.values()), default=0)
+    def __post_init__(self) -> None:
+        ends = [view.start + math.prod(view.shape) for view in self.views.values()]
+        object.__setattr__(self, "size", max(ends, default=0))
 
     def expand(self, gates: Tensor) -> Tree:
         """Return the gates [G] as one broadcastable factor for each gated leaf."""

@@ -9,17 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal, NamedTuple
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 
-from fedsift import models, outcomes, trees
+from fedsift import models, trees
 from fedsift.algorithms import Tuning
 from fedsift.data import FederatedData, How, Standardiser
 from fedsift.engines import ENGINES
 from fedsift.methods import Messages, Method, find_method
+from fedsift.outcomes import make_outcome
 from fedsift.problems import Problem, supervised
 from fedsift.selection import ensemble_support, t_interval
 from fedsift.sparsity import Schedule, kept_count
@@ -134,9 +136,14 @@ class Fit:
 
 
 def linear_problem(data: FederatedData, gate: models.GateUnit = "feature") -> Problem:
-    """Return the linear problem for the data's target."""
-    outputs = len(data.classes) if data.outcome == "multiclass" else 1
-    return supervised(models.linear(data.n_features, outputs, gate=gate), outcomes.OUTCOMES[data.outcome])
+    """Return the linear problem for the data's target, the same object for data of the same shape."""
+    return _linear_problem(data.n_features, data.outcome, len(data.classes), gate)
+
+
+@cache
+def _linear_problem(n_features: int, outcome: str, n_classes: int, gate: models.GateUnit) -> Problem:
+    outputs = n_classes if outcome == "multiclass" else 1
+    return supervised(models.linear(n_features, outputs, gate=gate), make_outcome(outcome, n_classes))
 
 
 Progress = Callable[[str, int, dict[str, Any]], None]
@@ -198,6 +205,7 @@ def _search(
     checkpoint: StageCheckpoint | None,
 ) -> Training:
     algorithm = method.build(
+        settings.messages if method.rows == "federated" else "auto",
         rounds=settings.rounds,
         density=kept / problem.gates.size,
         schedule=settings.schedule,

@@ -15,10 +15,10 @@ from torch.func import vmap
 
 from fedsift import aggregation, channels, trees
 from fedsift.algorithms.base import Algorithm
-from fedsift.channels import Channel
+from fedsift.channels import Broadcast, Channel
 from fedsift.checkpoints import load_training, save_training
 from fedsift.data import FederatedData
-from fedsift.engines import make_engine
+from fedsift.engines import COMPILE_FROM, make_engine
 from fedsift.engines.base import Carried, Delivery, Engine, Job, Weights, begin
 from fedsift.problems import Batch, Problem
 from fedsift.trees import Tree
@@ -38,10 +38,6 @@ class Retained(NamedTuple):
     """The last healthy state: to roll a diverged seed back to, or to keep on an interrupt."""
 
     carried: Carried
-    accepted: Any
-    pending: Any
-    pending_tick: Tensor
-    row_of: dict[int, int]
     round: int
     records: int
     counters: tuple[Tensor, Tensor, Tensor]
@@ -116,6 +112,7 @@ def train(
     participation: float | int = 1.0,
     weights: Weights = "samples",
     engine: str = "vectorized",
+    compiled: bool | None = None,
     channel: Channel | None = None,
     evaluate_every: int = 10,
     start: Any = None,
@@ -136,6 +133,7 @@ def train(
         participation: a fraction in (0, 1], or a number of sites a round.
         weights: averages weigh a site by its samples, or all sites alike.
         engine: ``vectorized`` or ``loop``.
+        compiled: fuse the sites' work with `torch.compile`; None: when `work` says that it pays.
         channel: what travels; lossless by default.
         evaluate_every: rounds between evaluations on the training rows (and the last round).
         start: ServerStates [S, ...] to begin from.
@@ -161,8 +159,17 @@ def train(
     if checkpoint is not None and checkpoint.path.exists():
         load_training(checkpoint.path, run)
     loop = _Loop(run, rounds or algorithm.rounds, participation, evaluate_every, callback, checkpoint)
-    loop.proceed(make_engine(engine, job))
+    if compiled is None:
+        compiled = work(job, rounds or algorithm.rounds, participation) > COMPILE_FROM
+    loop.proceed(make_engine(engine, compiled=compiled))
     return run
+
+
+def work(job: Job, rounds: int, participation: float | int) -> float:
+    """Return the numbers that a run updates: lanes x parameters x local steps x rounds."""
+    lanes = int(job.participants(0, participation).sum())
+    numbers = sum(leaf.numel() for leaf in job.problem.init(job.run_keys[0]).values())
+    return lanes * numbers * getattr(job.algorithm, "local_steps", 1) * rounds
 
 
 def check_pair(algorithm: Algorithm, channel: Channel) -> None:
@@ -209,7 +216,7 @@ class _Loop:
         participants = run.job.participants(run.round, self.participation)
         info: dict[str, Tensor] = {}
         for exchange in run.job.algorithm.exchanges_at(run.round):
-            asked = run.job.eligible_sites() if run.job.algorithm.asks_everyone(exchange) else participants
+            asked = run.job.eligible if run.job.algorithm.asks_everyone(exchange) else participants
             run.carried, report = engine.exchange(run.job, run.carried, run.round, exchange, asked)
             run.bytes_up, run.bytes_down = run.bytes_up + report.bytes_up, run.bytes_down + report.bytes_down
             info |= report.info
@@ -247,25 +254,13 @@ def _who(run: Training, participants: Tensor) -> dict[str, int]:
 
 
 def _retain(run: Training) -> Retained:
-    store = run.carried.store
-    copy = lambda tree: trees.map_tensors(torch.clone, tree)  # noqa: E731
-    return Retained(
-        run.carried,
-        copy(store.accepted),
-        copy(store.pending),
-        store.pending_tick.clone(),
-        dict(store.row_of),
-        run.round,
-        len(run.history),
-        (run.bytes_up, run.bytes_down, run.retries),
-    )
+    """Return the state of now; only the store is changed in place, so only it is copied."""
+    carried = run.carried._replace(store=run.carried.store.copy())
+    return Retained(carried, run.round, len(run.history), (run.bytes_up, run.bytes_down, run.retries))
 
 
 def _reset(run: Training, retained: Retained) -> None:
     """Bring the whole run back to a retained state."""
-    store = retained.carried.store
-    store.accepted, store.pending = retained.accepted, retained.pending
-    store.pending_tick, store.row_of = retained.pending_tick, retained.row_of
     run.carried, run.round = retained.carried, retained.round
     run.bytes_up, run.bytes_down, run.retries = retained.counters
     del run.history[retained.records :]
@@ -288,24 +283,20 @@ def _recover(run: Training, loss: Tensor, retained: Retained) -> Tensor:
     if smaller is None or int(run.retries.max()) > MAX_RETRIES:
         raise TrainingError(_divergence(run))
     log.warning("%d of %d seeds diverged in round %d: rolled back, smaller step", len(sick), len(loss), run.round)
-    old, now, store = retained.carried, run.carried, run.carried.store
+    old, now = retained.carried, run.carried
     run.carried = now._replace(
         server=trees.where(healthy, now.server, smaller),
-        broadcast=trees.where(healthy, now.broadcast, old.broadcast),
+        broadcast=trees.where(healthy, now.broadcast, _to_send_again(old.broadcast)),
         ledger=trees.where(healthy, now.ledger, old.ledger),
-        seen=trees.where(healthy, now.seen, old.seen),
+        seen=trees.where(healthy, now.seen, torch.full_like(old.seen, -1)),
     )
-    rows = retained.pending_tick.shape[0]
-
-    def restore(slot: Tensor, kept: Tensor) -> None:
-        slot[:rows, sick] = kept[:, sick]
-        slot[rows:, sick] = 0
-
-    trees.map_tensors(restore, store.accepted, retained.accepted)
-    trees.map_tensors(restore, store.pending, retained.pending)
-    store.pending_tick[:rows, sick] = retained.pending_tick[:, sick]
-    store.pending_tick[rows:, sick] = -1
+    run.carried.store.replace_seeds(sick, old.store)
     return healthy
+
+
+def _to_send_again(broadcast: Broadcast) -> Broadcast:
+    """Return a broadcast of which the sites hold nothing: they heard the diverged one since."""
+    return broadcast._replace(changed_at={k: t.clamp(min=0) for k, t in broadcast.changed_at.items()})
 
 
 def _divergence(run: Training) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fedsift.algorithms.base import Algorithm, LocalTraining, Total
 from fedsift.algorithms.eflops import EFLoPS
+from fedsift.algorithms.eflops_paper import EFLoPSPaper
 from fedsift.algorithms.fedavg import FedAvg, FedHT, FedIterHT, Tuning
 
-__all__ = ["EFLoPS", "Algorithm", "FedAvg", "FedHT", "FedIterHT", "LocalTraining", "Total", "Tuning"]
+__all__ = ["EFLoPS", "EFLoPSPaper", "Algorithm", "FedAvg", "FedHT", "FedIterHT", "LocalTraining", "Total", "Tuning"]

@@ -140,6 +140,7 @@ class LocalTraining(Algorithm):
         """Answer the ``curvature`` exchange. L_c may halve at most from one measurement to the next."""
         batch = data.batch(0, self.batch_size, key)
         measured = curvature(problem.operators["loss"], params, batch, key, scaling)
+        measured = measured.to(client.curvature.dtype)
         value = torch.maximum(measured, 0.5 * client.curvature)
         return {"loss": ({"curvature": value}, data.share)}, SiteStep(value), {}
 

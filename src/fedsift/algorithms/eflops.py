@@ -7,7 +7,9 @@ Gallego-Posada et al. (2022).
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -45,34 +47,46 @@ class EFLoPS(LocalTraining):
     and uploads the changes. The prior φ_0 = logit(ρ_init) is one number, so it costs no message;
     the gates start at Normal(φ_0, .01). ``entropy=0`` is FLoPS.
 
+    The steps of φ and λ and the entropy are given in units of ℓ0/m, the loss of the null model
+    (`Problem.null_loss`) shared out over the m gates that stay: the loss that one feature explains.
+    So they do not depend on the units of the loss or the size of the model:
+
+        η_φ = gate_rate m/ℓ0,   T = entropy ℓ0/m,   η_λ = multiplier_pace ℓ0/(m G (rounds H)²)
+
+    The multiplier then rises slowly enough that ΣP(z>0) ends at a few times m and the order of the
+    gates, not the constraint, makes the final choice of m: an early commitment loses features.
+
     Attributes:
-        density: ρ, the share of gates to keep.
-        gate_rate: η_φ.
-        multiplier_pace: η_λ · G (the paper prints .01; slower is better: commit late).
-        entropy: T · G.
-        entropy_decay: T falls linearly to 0 over the run when True.
-        start_density: ρ_init = σ(φ_0). P(z>0) at the start is larger: .55 for .2.
+        density: ρ, the share of gates to keep, m = ⌊ρG⌋.
+        gate_rate: η_φ · ℓ0/m. None: 10 where one layer of gates meets the loss directly (linear
+            models), 3 in deeper ones.
+        entropy: T · m/ℓ0.
+        entropy_decay: T falls linearly to 0 over the run.
+        multiplier_pace: η_λ · m G (rounds H)² / ℓ0.
+        start_density: ρ_init = σ(φ_0). P(z>0) at the start is larger: .67 for .3.
         gate_samples: R.
         schedule: how the constraint falls to ρ.
     """
 
     density: float
-    gate_rate: float = 0.9
-    multiplier_pace: float = 0.0003
-    entropy: float = 20.0
+    gate_rate: float | None = None
+    entropy: float = 0.03
     entropy_decay: bool = False
-    start_density: float = 0.2
+    multiplier_pace: float = 160.0
+    start_density: float = 0.3
     gate_samples: int = 1
     schedule: Schedule = "constant"
     gate: HardConcrete = HardConcrete()
 
     def server_init(self, problem: Problem, key: Tensor) -> ServerState:
-        noise = random.normal(random.fold(key, "gates"), (problem.gates.size,))
+        phi = self.prior + 0.1 * random.normal(random.fold(key, "gates"), (problem.gates.size,))
         one = torch.ones(())
+        # Gates shrink what passes a layer by √E[z²]; the start makes up for it.
+        theta = problem.gates.multiply(problem.init(key), 1.0 / self.gate.mean_square(phi).sqrt())
         return ServerState(
             round=torch.zeros((), dtype=torch.int64),
-            theta=problem.init(key),
-            phi=self.prior + 0.1 * noise,
+            theta=theta,
+            phi=phi,
             multiplier=0.0 * one,
             curvature=0.0 * one,
             step_scale=one,
@@ -83,6 +97,30 @@ class EFLoPS(LocalTraining):
         """φ_0 = logit(ρ_init)."""
         return math.log(self.start_density / (1.0 - self.start_density))
 
+    def kept(self, problem: Problem) -> int:
+        """m."""
+        return max(1, kept_count(self.density, problem.gates.size))
+
+    def unit(self, problem: Problem) -> float:
+        """ℓ0/m."""
+        return problem.null_loss / self.kept(problem)
+
+    def gate_step(self, problem: Problem) -> float:
+        """η_φ."""
+        layers = len({view.start for view in problem.gates.views.values()})
+        rate = self.gate_rate if self.gate_rate is not None else (10.0 if layers == 1 else 3.0)
+        return rate / self.unit(problem)
+
+    def dual_step(self, problem: Problem) -> float:
+        """η_λ."""
+        steps = self.rounds * self.local_steps
+        return self.multiplier_pace * self.unit(problem) / (problem.gates.size * steps**2)
+
+    @cached_property
+    def entropy_slope(self) -> Callable[[Tensor], Tensor]:
+        """∂KL/∂φ at the prior."""
+        return self.gate.kl_slope_table(self.prior)
+
     def download(self, problem: Problem, server: ServerState, exchange: str) -> Tree:  # noqa: ARG002
         progress = server.round.to(torch.float32) / self.rounds
         decay = 1.0 - progress if self.entropy_decay else torch.ones_like(progress)
@@ -91,7 +129,7 @@ class EFLoPS(LocalTraining):
             phi=server.phi,
             multiplier=server.multiplier,
             target=scheduled_density(self.density, self.schedule, progress) * problem.gates.size,
-            temperature=decay * self.entropy / problem.gates.size,
+            temperature=decay * self.entropy * self.unit(problem),
             curvature=server.curvature,
             step_scale=server.step_scale,
         )
@@ -99,34 +137,48 @@ class EFLoPS(LocalTraining):
     def client_round(
         self, problem: Problem, shared: Tree, client: SiteStep, data: SiteData, key: Tensor, exchange: str
     ) -> tuple[Upload, SiteStep, Info]:
-        start, phi, multiplier = trees.part(shared, "theta"), shared["phi"], shared["multiplier"]
+        start, phi = trees.part(shared, "theta"), shared["phi"]
         if exchange == "curvature":
-            gates = self.gate.mean(phi)
-            ones = {leaf: torch.ones_like(value) for leaf, value in start.items()}
-            params, scaling = problem.gates.multiply(start, gates), problem.gates.multiply(ones, gates)
-            return self.measure_curvature(problem, params, client, data, key, scaling)
-        theta, step = start, self.step_size(shared, client)
-        dual_step = self.multiplier_pace / problem.gates.size
-        for local in range(self.local_steps):
-            step_key = random.fold(key, local)
-            d_theta, d_phi = self.loss_slopes(problem, theta, phi, data, local, step_key)
-            violation = self.gate.prob_active(phi).sum() - shared["target"]
-            d_phi = (
-                d_phi
-                + multiplier * self.gate.prob_active_slope(phi)
-                + shared["temperature"] * self.gate.kl_slope(phi, self.prior)
-            )
-            theta = trees.add_scaled(theta, -step, d_theta)
-            phi = (phi - self.gate_rate * d_phi).clamp(-PHI_MAX, PHI_MAX)
-            raised = (multiplier + dual_step * violation).clamp(min=0.0)
-            multiplier = torch.where(violation <= 0, 0.0, raised)
+            return self.gated_curvature(problem, start, phi, client, data, key)
+        step = self.step_size(shared, client)
+        theta, new_phi, multiplier = self.descend(problem, start, phi, shared, data, step, key)
         upload = trees.join(
             theta=trees.scale(trees.subtract(theta, start), 1.0 / step),
-            phi=phi - shared["phi"],
+            phi=new_phi - phi,
             multiplier=multiplier,
             inverse_step=1.0 / step,
         )
         return {"loss": (upload, data.share)}, client, {}
+
+    def gated_curvature(
+        self, problem: Problem, theta: Tree, phi: Tensor, client: SiteStep, data: SiteData, key: Tensor
+    ) -> tuple[Upload, SiteStep, Info]:
+        """Measure the curvature in θ̃: ‖D ∇²L^c D‖ with D = diag(√E[z²])."""
+        params = problem.gates.multiply(theta, self.gate.mean(phi))
+        ones = {leaf: torch.ones_like(value) for leaf, value in theta.items()}
+        scaling = problem.gates.multiply(ones, self.gate.mean_square(phi).sqrt())
+        return self.measure_curvature(problem, params, client, data, key, scaling)
+
+    def descend(
+        self, problem: Problem, theta: Tree, phi: Tensor, shared: Tree, data: SiteData, step: Tensor, key: Tensor
+    ) -> tuple[Tree, Tensor, Tensor]:
+        """Take the local steps from (θ̃, φ) and the shared λ; return all three."""
+        multiplier = shared["multiplier"]
+        gate_step, dual_step = self.gate_step(problem), self.dual_step(problem)
+        for local in range(self.local_steps):
+            d_theta, d_phi = self.loss_slopes(problem, theta, phi, data, local, random.fold(key, local))
+            active = self.gate.prob_active(phi)
+            violation = active.sum() - shared["target"]
+            d_phi = (
+                d_phi
+                + multiplier * active * (1.0 - active)
+                + shared["temperature"] * self.entropy_slope(phi)
+            )
+            theta = trees.add_scaled(theta, -step, d_theta)
+            phi = (phi - gate_step * d_phi).clamp(-PHI_MAX, PHI_MAX)
+            raised = (multiplier + dual_step * violation).clamp(min=0.0)
+            multiplier = torch.where(violation <= 0, 0.0, raised)
+        return theta, phi, multiplier
 
     def loss_slopes(
         self, problem: Problem, theta: Tree, phi: Tensor, data: SiteData, local: int, key: Tensor
@@ -162,6 +214,6 @@ class EFLoPS(LocalTraining):
     def solution(self, problem: Problem, server: ServerState) -> Tree:
         """Return θ̃ ⊙ E[z] on the m gates with the largest |θ̃| E[z], 0 elsewhere."""
         params = problem.gates.multiply(server.theta, self.gate.mean(server.phi))
-        kept = kept_count(self.density, problem.gates.size)
+        kept = self.kept(problem)
         mask = problem.gates.keep(problem.gates.magnitude(params), kept, kept)
         return problem.gates.multiply(params, mask)

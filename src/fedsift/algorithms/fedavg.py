@@ -126,7 +126,9 @@ class FedHT(FedAvg):
 class FedIterHT(FedHT):
     """FedIter-HT: hard threshold after every local step and on the server.
 
-    A site uploads its sparse model, so that a message holds m numbers; the server averages models.
+    A site uploads its sparse model, so that a message holds m numbers; the server averages models. It
+    is sent as ``model``: a channel may cut changes (``theta``), whose rest can follow later, but the
+    rest of a model must not be added to the next one.
     """
 
     def download(self, problem: Problem, server: ServerState, exchange: str) -> Tree:
@@ -144,14 +146,14 @@ class FedIterHT(FedHT):
             return self.measure_curvature(problem, start, client, data, key)
         step = self.step_size(shared, client)
         theta = self.local_steps_from(problem, start, shared, data, step, key)
-        return {"loss": (trees.join(theta=theta), data.share)}, client, {}
+        return {"loss": (trees.join(model=theta), data.share)}, client, {}
 
     def server_round(
         self, problem: Problem, server: ServerState, totals: Totals, exchange: str
     ) -> tuple[ServerState, Info]:
         if exchange == "curvature":
             return super().server_round(problem, server, totals, exchange)
-        theta = self.after_average(problem, server, trees.part(totals["loss"].mean, "theta"))
+        theta = self.after_average(problem, server, trees.part(totals["loss"].mean, "model"))
         return server._replace(round=server.round + 1, theta=theta), {}
 
 

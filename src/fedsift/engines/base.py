@@ -21,13 +21,19 @@ from fedsift.sites import SiteData
 from fedsift.trees import Tree
 
 Weights = Literal["samples", "uniform"]
-# (exchange tick, seed indices [L], site indices [L]) → which uploads arrive and are taken, [L] bool.
+# (exchange tick, seed indices [L], site indices [L]) → how often each upload arrives, [L]: 0 or False
+# is lost or refused, 1 or True arrives, more arrives again and must count once.
 Delivery = Callable[[int, Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
 class Job:
-    """A problem, the data of its sites, and how to train: all that does not change in a run."""
+    """A problem, the data of its sites, and how to train: all that does not change in a run.
+
+    Derived: ``run_keys`` [S], ``site_keys`` [C]; ``shares`` [C] the weights of sites in averages;
+    ``sizes`` [C] and ``by_size`` [C], the sites in order of size; ``eligible`` [S, C];
+    ``population`` [S], the weight of all eligible sites.
+    """
 
     problem: Problem
     data: FederatedData
@@ -42,20 +48,29 @@ class Job:
     run_keys: Tensor = field(init=False)
     site_keys: Tensor = field(init=False)
     shares: Tensor = field(init=False)
+    sizes: Tensor = field(init=False)
+    by_size: Tensor = field(init=False)
+    population: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
         keys = torch.stack([random.key("run", seed) for seed in self.seeds])
         names = torch.stack([random.key("site", name) for name in self.data.sites])
         rows = torch.stack([weight.sum() for weight in self.data.weight.split(list(self.data.sizes))])
-        object.__setattr__(self, "run_keys", keys)
-        object.__setattr__(self, "site_keys", names)
-        object.__setattr__(self, "shares", rows if self.weights == "samples" else torch.ones_like(rows))
-
-    def eligible_sites(self) -> Tensor:
-        """Return which sites [S, C] may take part, for every seed."""
-        if self.eligible is not None:
-            return self.eligible
-        return torch.ones((len(self.seeds), self.data.n_sites), dtype=torch.bool)
+        sizes = torch.tensor(self.data.sizes)
+        shares = rows if self.weights == "samples" else torch.ones_like(rows)
+        everyone = torch.ones((len(self.seeds), self.data.n_sites), dtype=torch.bool)
+        eligible = everyone if self.eligible is None else self.eligible
+        derived = {
+            "run_keys": keys,
+            "site_keys": names,
+            "shares": shares,
+            "sizes": sizes,
+            "by_size": sizes.argsort(stable=True),
+            "eligible": eligible,
+            "population": (eligible * shares).sum(1),
+        }
+        for name, value in derived.items():
+            object.__setattr__(self, name, value)
 
     def participants(self, round_number: int, participation: float | int) -> Tensor:
         """Return who takes part in a round, [S, C] bool: the K sites with the smallest hash.
@@ -63,7 +78,7 @@ class Job:
         K = ⌊participation · eligible sites⌋ for a fraction, at least one, or the count itself. The
         hash is of seed, round and site name, so that a site's luck does not depend on who else is there.
         """
-        eligible = self.eligible_sites()
+        eligible = self.eligible
         available = int(eligible[0].sum())
         if isinstance(participation, int):
             count = min(participation, available)
@@ -135,7 +150,8 @@ def begin(job: Job, server: Any = None) -> Carried:
         server = trees.stack(
             [algorithm.server_init(problem, random.fold(key, "start")) for key in job.run_keys]
         )
-    shared = vmap(lambda s: algorithm.download(problem, s, "round"))(server)
+    first = algorithm.exchanges_at(0)[0]
+    shared = vmap(lambda s: algorithm.download(problem, s, first))(server)
     return Carried(
         server=server,
         broadcast=start_broadcast(shared, known=known),

@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
-from typing import Any
+import logging
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedsift import channels, messages, trees
-from fedsift.algorithms.base import Total, Upload
+from fedsift.algorithms.base import Info, Total, Upload
+from fedsift.channels import Broadcast
 from fedsift.engines.base import Carried, Job, Report, send
+from fedsift.engines.envelopes import Envelope, Inbox, schema_of
 from fedsift.sites import SiteData
 from fedsift.trees import Tree
+
+log = logging.getLogger(__name__)
+
+
+class _Reply(NamedTuple):
+    """A site's answer as the server reads it; ``whole`` is False when a message was refused."""
+
+    upload: Upload
+    whole: bool
+    size: int
+    info: Info
 
 
 class Loop:
     """Calls the algorithm's functions in Python loops over seeds and sites.
 
-    It keeps what each site holds, sends real messages both ways and decodes them, so it is the
-    oracle for the batched engines and their byte counts. An exception names seed, site and round.
+    It keeps what each site holds, sends real messages both ways, decodes them and counts each once,
+    so it is the oracle for the batched engines and their byte counts. An exception names seed, site
+    and round.
     """
 
     def __init__(self) -> None:
@@ -33,52 +48,66 @@ class Loop:
             self.start = carried.broadcast.replica
         servers, broadcasts, infos = [], [], []
         ledger, seen = carried.ledger.clone(), carried.seen.clone()
-        up, down = torch.zeros(len(job.seeds), dtype=torch.int64), torch.zeros(len(job.seeds), dtype=torch.int64)
+        up, down = (torch.zeros(len(job.seeds), dtype=torch.int64) for _ in range(2))
         rejected: list[tuple[int, int]] = []
         for s in range(len(job.seeds)):
             server = trees.unstack(carried.server, s)
-            shared = job.algorithm.download(job.problem, server, exchange)
-            old = trees.unstack(carried.broadcast, s)
-            broadcast = channels.advance(job.channel, job.problem, old, shared, torch.tensor(carried.tick))
+            broadcast = channels.advance(
+                job.channel,
+                job.problem,
+                trees.unstack(carried.broadcast, s),
+                job.algorithm.download(job.problem, server, exchange),
+                torch.tensor(carried.tick),
+            )
+            inbox = _inbox(job, carried.tick, exchange, s, participants, broadcast)
             uploads: list[Upload] = []
-            taken: list[bool] = []
+            counted: list[bool] = []
             site_infos = []
             for c in participants[s].nonzero().squeeze(1).tolist():
                 down[s] += self._serve(s, c, broadcast, carried.seen[s, c])
                 seen[s, c] = carried.tick
-                upload, size, info = self._ask(job, carried, s, c, round_number, exchange)
-                up[s] += size
-                finite = bool(trees.all_finite({g: tree for g, (tree, _) in upload.items()}))
-                if not finite:
+                reply = self._ask(job, carried, s, c, round_number, exchange)
+                up[s] += reply.size
+                site_infos.append(reply.info)
+                if not reply.whole:
                     rejected.append((s, c))
-                lane = (torch.tensor([s]), torch.tensor([c]))
-                arrives = job.delivery is None or bool(job.delivery(carried.tick, *lane))
-                if finite and arrives:
-                    ledger[s, c] = carried.tick
-                uploads.append(upload)
-                taken.append(finite and arrives)
-                site_infos.append(info)
-            server, info = self._combine(job, server, uploads, taken, s, exchange)
+                envelope = Envelope(
+                    inbox.run, carried.tick, exchange, job.data.sites[c], inbox.schema, int(ledger[s, c])
+                )
+                for arrives in _arrivals(job, carried.tick, s, c):
+                    uploads.append(reply.upload)
+                    counted.append(arrives and reply.whole and inbox.take(envelope))
+                    if counted[-1]:
+                        ledger[s, c] = carried.tick
+            server, info = self._combine(job, server, uploads, counted, s, exchange)
             servers.append(server)
             broadcasts.append(broadcast)
             infos.append({**_mean(site_infos), **info})
         report = Report(trees.stack(infos), up, down, torch.tensor(rejected).reshape(-1, 2))
         after = Carried(
-            trees.stack(servers), trees.stack(broadcasts), carried.store, ledger, seen, carried.tick + 1
+            trees.stack(servers),
+            trees.stack(broadcasts),
+            carried.store,
+            ledger,
+            seen,
+            carried.tick + 1,
         )
         return after, report
 
-    def _serve(self, s: int, c: int, broadcast: channels.Broadcast, seen: Tensor) -> int:
+    def _serve(self, s: int, c: int, broadcast: Broadcast, seen: Tensor) -> int:
         """Bring a site up to date by a message, and return its length."""
         held = self.held.get((s, c)) or trees.unstack(self.start, s)
         message = channels.download_message(broadcast, seen)
-        self.held[s, c] = messages.decode(message, broadcast.replica, held)
+        # No message carries a diverged server; the training loop rolls it back after this round.
+        healthy = bool(trees.all_finite(broadcast.replica))
+        replica = broadcast.replica
+        self.held[s, c] = messages.decode(message, replica, held) if healthy else replica
         return len(message)
 
     def _ask(
         self, job: Job, carried: Carried, s: int, c: int, round_number: int, exchange: str
-    ) -> tuple[Upload, int, dict[str, Tensor]]:
-        """Run a site's part and return its decoded upload, the bytes and its diagnostics."""
+    ) -> _Reply:
+        """Run a site's part, and read its messages as the server does."""
         seed, site = torch.tensor([s]), torch.tensor([c])
         row = carried.store.rows(site)
         stored = carried.store.load(row, seed, carried.ledger[s, c].reshape(1))
@@ -100,31 +129,50 @@ class Loop:
             error.add_note(f"site {job.data.sites[c]!r}, round {round_number}, seed {job.seeds[s]}")
             raise
         sent, residual, _ = send(job, exchange, upload, residual)
-        carried.store.stage(row, seed, stored, trees.stack([(client, residual)]), carried.tick)
-        received, size = {}, 0
+        carried.store.stage(row, seed, trees.stack([(client, residual)]), carried.tick)
+        received, whole, size = {}, True, 0
         for group, (tree, weight) in sent.items():
             message = messages.encode(tree)
             size += len(message)
-            whole = bool(trees.all_finite(tree))
-            received[group] = (messages.decode(message, tree) if whole else tree, weight)
-        return received, size, info
+            try:
+                received[group] = (messages.decode(message, tree), weight)
+            except messages.MessageError as error:
+                log.warning("upload of site %r refused: %s", job.data.sites[c], error)
+                received[group], whole = (tree, weight), False
+        return _Reply(received, whole, size, info)
 
     def _combine(
-        self, job: Job, server: Any, uploads: list[Upload], taken: list[bool], s: int, exchange: str
+        self, job: Job, server: Any, uploads: list[Upload], counted: list[bool], s: int, exchange: str
     ) -> tuple[Any, dict[str, Tensor]]:
-        """Aggregate what was taken and step the server, unless nothing was."""
-        population = (job.eligible_sites()[s] * job.shares).sum()
-        ok = torch.tensor(taken)
+        """Aggregate what was counted and step the server, unless nothing was."""
+        ok = torch.tensor(counted)
         totals = {}
         for group in uploads[0]:
             weight = torch.where(ok, torch.stack([u[group][1] for u in uploads]), 0.0)
             clean = [
                 u[group][0] if t else trees.zeros_like(u[group][0])
-                for u, t in zip(uploads, taken, strict=True)
+                for u, t in zip(uploads, counted, strict=True)
             ]
-            totals[group] = Total(job.aggregator(trees.stack(clean), weight), weight.sum(), population)
+            mean = job.aggregator(trees.stack(clean), weight)
+            totals[group] = Total(mean, weight.sum(), job.population[s])
         after, info = job.algorithm.server_round(job.problem, server, totals, exchange)
-        return (after if any(taken) else server), info
+        return (after if any(counted) else server), info
+
+
+def _inbox(
+    job: Job, tick: int, exchange: str, s: int, participants: Tensor, broadcast: Broadcast
+) -> Inbox:
+    names = frozenset(job.data.sites[c] for c in participants[s].nonzero().squeeze(1).tolist())
+    schema = schema_of(job.algorithm, job.channel, broadcast.replica)
+    return Inbox(int(job.run_keys[s]), tick, exchange, schema, names)
+
+
+def _arrivals(job: Job, tick: int, s: int, c: int) -> list[bool]:
+    """Return an entry for every time the upload arrives; a lost one gets one entry, False."""
+    if job.delivery is None:
+        return [True]
+    times = int(job.delivery(tick, torch.tensor([s]), torch.tensor([c])))
+    return [True] * times or [False]
 
 
 def _mean(infos: list[dict[str, Tensor]]) -> dict[str, Tensor]:

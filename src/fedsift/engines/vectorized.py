@@ -1,11 +1,13 @@
 """The default engine: sites and seeds are lanes of one batched computation.
 
 Lanes form a grid, distinct sites by the seeds that chose them. A site's rows are shared along its
-row of the grid, so that products become matrix-matrix; unused places repeat a lane and are dropped.
+row of the grid, so that products become matrix-matrix; places that no seed needs repeat a lane and
+are dropped.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -16,18 +18,22 @@ from torch.func import vmap
 
 from fedsift import channels, trees
 from fedsift.algorithms.base import Total
-from fedsift.channels import Broadcast
 from fedsift.engines.base import Carried, Job, Report, send
 from fedsift.sites import SiteData
 
+log = logging.getLogger(__name__)
+
 PADDING = 1.2  # rows of a chunk, padding included, over real rows
+SITE_BY_SITE = 1 << 14  # numbers of all seeds at a site from which sites are worked on one by one
+BLOCKS = 64  # padded blocks of rows that are kept
 
 
 class Grid(NamedTuple):
-    """Sites [U], the seeds at each [U, Q], and the lanes that are real.
+    """Which seeds are at which sites.
 
-    ``lane`` [L]: positions in the flattened grid, ordered by seed then site, K to a seed; ``seed``
-    and ``site`` [L] say whose they are.
+    ``sites`` [U]; ``seeds`` [U, Q]; ``lane`` [L] places of the real lanes in the flattened grid,
+    ordered by seed, then site, K to a seed; ``seed`` and ``site`` [L] say whose they are; ``full``:
+    every seed is at every site.
     """
 
     sites: Tensor
@@ -35,31 +41,40 @@ class Grid(NamedTuple):
     lane: Tensor
     seed: Tensor
     site: Tensor
+    full: bool
 
 
 def lay_out(participants: Tensor, order: Tensor) -> Grid:
-    """Return the grid for participants [S, C], sites in the given order (by size)."""
+    """Return the grid for participants [S, C], with sites in the given order.
+
+    Its width is the number of seeds, or a power of two where half of them would do, so that it
+    seldom changes from round to round.
+    """
+    n_seeds, n_sites = participants.shape
     position, seed = participants[:, order].T.nonzero(as_tuple=True)
     rows, row, counts = torch.unique_consecutive(position, return_inverse=True, return_counts=True)
     starts = counts.cumsum(0) - counts
     column = torch.arange(len(seed)) - starts[row]
-    width = int(counts.max())
+    needed = int(counts.max())
+    width = n_seeds if 2 * needed > n_seeds else 1 << (needed - 1).bit_length()
     seeds = seed[starts].unsqueeze(1).repeat(1, width)
     seeds[row, column] = seed
     site = order[position]
-    by_seed = torch.argsort(seed * participants.shape[1] + site)
+    by_seed = torch.argsort(seed * n_sites + site)
     lane = row * width + column
-    return Grid(order[rows], seeds, lane[by_seed], seed[by_seed], site[by_seed])
+    return Grid(order[rows], seeds, lane[by_seed], seed[by_seed], site[by_seed], bool(participants.all()))
 
 
 @dataclass
 class Vectorized:
-    """Batches `client_round` over lanes with `torch.func.vmap`.
+    """Batches the sites' work over lanes with `torch.func.vmap`.
 
     Attributes:
-        memory: bytes that the rows and states of one chunk of sites may take.
+        compiled: fuse the batched work with `torch.compile`; without a compiler it runs unfused.
+        memory: bytes that the rows of one chunk of sites may take.
     """
 
+    compiled: bool = False
     memory: float = 1e9
     _blocks: dict[tuple[int, ...], tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict, repr=False)
 
@@ -67,132 +82,166 @@ class Vectorized:
         self, job: Job, carried: Carried, round_number: int, exchange: str, participants: Tensor
     ) -> tuple[Carried, Report]:
         """Run one exchange; see `Engine`."""
-        algorithm, problem = job.algorithm, job.problem
-        grid = lay_out(participants, torch.tensor(job.data.sizes).argsort(stable=True))
+        grid = lay_out(participants, job.by_size)
+        shared = vmap(lambda s: job.algorithm.download(job.problem, s, exchange))(carried.server)
         tick = torch.tensor(carried.tick)
-        shared = vmap(lambda s: algorithm.download(problem, s, exchange))(carried.server)
-        broadcast = vmap(lambda b, s: channels.advance(job.channel, problem, b, s, tick))(
+        broadcast = vmap(lambda b, s: channels.advance(job.channel, job.problem, b, s, tick))(
             carried.broadcast, shared
         )
-        rows = carried.store.rows(grid.site)
-        before = carried.store.load(rows, grid.seed, carried.ledger[grid.seed, grid.site])
+        outcome = self._sites(job, carried, grid, broadcast.replica, round_number, exchange)
+        sent, state, info, size_up, finite = trees.map_tensors(lambda t: t[grid.lane], outcome)
+        carried.store.stage(carried.store.rows(grid.site), grid.seed, state, carried.tick)
 
-        uploads, after, info = self._clients(job, grid, broadcast, before[0], round_number, exchange)
-        sent, residual, size_up = vmap(lambda u, r: send(job, exchange, u, r))(uploads, before[1])
-        carried.store.stage(rows, grid.seed, before, (after, residual), carried.tick)
-
-        finite = vmap(trees.all_finite)({group: tree for group, (tree, _) in sent.items()})
-        taken = finite if job.delivery is None else finite & job.delivery(carried.tick, grid.seed, grid.site)
-        server, server_info = self._server(job, carried.server, sent, taken, grid, exchange)
-
-        seen = carried.seen[grid.seed, grid.site]
-        size_down = vmap(channels.download_size)(_take(broadcast, grid.seed), seen)
-        ledger, served = carried.ledger.clone(), carried.seen.clone()
+        taken = finite
+        if job.delivery is not None:
+            taken = finite & (job.delivery(carried.tick, grid.seed, grid.site) > 0)
+        server, server_info = _serve(job, carried.server, sent, taken, exchange)
+        ledger, seen = carried.ledger.clone(), carried.seen.clone()
         ledger[grid.seed[taken], grid.site[taken]] = carried.tick
-        served[grid.seed, grid.site] = carried.tick
-        by_seed = lambda x: x.reshape(len(job.seeds), -1)  # noqa: E731
+        seen[grid.seed, grid.site] = carried.tick
         report = Report(
-            {k: by_seed(v).mean(1) for k, v in info.items()} | server_info,
-            by_seed(size_up).sum(1),
-            by_seed(size_down).sum(1),
+            {k: v.reshape(len(job.seeds), -1).mean(1) for k, v in info.items()} | server_info,
+            size_up.reshape(len(job.seeds), -1).sum(1),
+            _download_sizes(broadcast, carried.seen, grid).reshape(len(job.seeds), -1).sum(1),
             torch.stack([grid.seed[~finite], grid.site[~finite]], 1),
         )
-        return Carried(server, broadcast, carried.store, ledger, served, carried.tick + 1), report
+        return Carried(server, broadcast, carried.store, ledger, seen, carried.tick + 1), report
 
-    def _clients(
-        self, job: Job, grid: Grid, broadcast: Broadcast, before: Any, round_number: int, exchange: str
-    ) -> tuple[Any, Any, Any]:
-        """Run `client_round` on every lane; return stacked uploads, states and infos [L, ...]."""
-        width = grid.seeds.shape[1]
-        real = torch.zeros(grid.seeds.numel(), dtype=torch.int64)
-        real[grid.lane] = torch.arange(len(grid.lane))
+    def _sites(
+        self, job: Job, carried: Carried, grid: Grid, replica: Any, round_number: int, exchange: str
+    ) -> Any:
+        """Run the work of every lane of the grid; return structures [U·Q, ...]."""
         parts = []
-        for chunk in self._chunks(job, grid):
+        numbers = sum(leaf[0].numel() for leaf in trees.leaves(replica))
+        for chunk in self._chunks(job, grid, numbers):
             seeds, sites = grid.seeds[chunk], grid.sites[chunk]
-            lanes = real.reshape(-1, width)[chunk].reshape(-1)
-            client = trees.map_tensors(lambda t, i=lanes: t[i].reshape(-1, width, *t.shape[1:]), before)
-            keys = job.lane_keys(round_number, exchange, seeds, sites.unsqueeze(1).expand_as(seeds))
-            data = (
-                *self._block(job, sites),
-                job.shares[sites],
-                job.batch_keys(round_number, exchange, sites),
+            across = sites.unsqueeze(1).expand_as(seeds)
+            rows = carried.store.rows(across.reshape(-1))
+            state = carried.store.load(
+                rows, seeds.reshape(-1), carried.ledger[seeds.reshape(-1), across.reshape(-1)]
             )
-            shared = broadcast.replica if len(job.seeds) > 1 else trees.unstack(broadcast.replica, 0)
-            shared_lanes = _take(shared, seeds) if len(job.seeds) > 1 else shared
-            parts.append(_run_lanes(job, exchange, shared_lanes, client, data, keys, len(job.seeds) > 1))
-        joined = trees.map_tensors(lambda *pieces: torch.cat(pieces), *parts) if len(parts) > 1 else parts[0]
-        results: tuple[Any, Any, Any] = trees.map_tensors(lambda t: t[grid.lane], joined)
-        return results
+            state = trees.map_tensors(lambda t, shape=seeds.shape: t.reshape(*shape, *t.shape[1:]), state)
+            keys = job.lane_keys(round_number, exchange, seeds, across)
+            batches = job.batch_keys(round_number, exchange, sites)
+            data = (*self._block(job, sites), job.shares[sites], batches)
+            parts.append(self._run(job, exchange, grid.full, _shared(replica, grid.full, seeds), state, data, keys))
+        return trees.map_tensors(lambda *pieces: torch.cat(pieces), *parts) if len(parts) > 1 else parts[0]
 
-    def _chunks(self, job: Job, grid: Grid) -> list[slice]:
-        """Cut the sites, sorted by size, into runs with little padding that fit the memory."""
-        sizes = torch.tensor(job.data.sizes)[grid.sites].tolist()
+    def _run(self, job: Job, exchange: str, full: bool, *args: Any) -> Any:
+        work = _lanes(job, exchange, full)
+        if not self.compiled or job.algorithm.asks_everyone(exchange):
+            return work(*args)
+        try:
+            return _compiled(job, exchange, full)(*args)
+        except Exception as error:  # noqa: BLE001 - whatever the compiler says, the work can go on
+            log.warning("torch.compile failed (%s): going on without it", str(error).split("\n", 1)[0])
+            self.compiled = False
+            return work(*args)
+
+    def _chunks(self, job: Job, grid: Grid, numbers: int) -> list[slice]:
+        """Cut the sites, sorted by size, into runs with little padding that fit the memory.
+
+        Many seeds go site by site: their products are one matrix product, and what they update
+        stays in the processor's cache.
+        """
+        sizes = job.sizes[grid.sites].tolist()
+        width = grid.seeds.shape[1]
+        if width > 1 and width * numbers >= SITE_BY_SITE:
+            return [slice(i, i + 1) for i in range(len(sizes))]
         per_row = job.data.x[0].numel() * job.data.x.element_size()
         chunks, start, real = [], 0, 0
         for end, rows in enumerate(sizes):
             padded = rows * (end + 1 - start)
-            full = padded * per_row > self.memory
-            if end > start and (full or padded > PADDING * (real + rows) + 64 * (end - start)):
+            too_large = padded * per_row > self.memory
+            if end > start and (too_large or padded > PADDING * (real + rows) + 64 * (end - start)):
                 chunks.append(slice(start, end))
                 start, real = end, 0
             real += rows
         return [*chunks, slice(start, len(sizes))]
 
     def _block(self, job: Job, sites: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return x, y, weight of sites [U, n, ...], padded with rows of weight 0."""
+        """Return x, y, weight of sites [U, n, ...]; n is a multiple of 8, padded with weight 0."""
         name = tuple(sites.tolist())
         if name not in self._blocks:
-            offsets = torch.tensor(job.data.offsets)
-            sizes = torch.tensor(job.data.sizes)[sites]
-            columns = torch.arange(int(sizes.max()))
-            real = columns < sizes.unsqueeze(1)
-            index = (offsets[sites].unsqueeze(1) + columns).clamp(max=len(job.data.y) - 1)
-            if len(self._blocks) > 64:  # noqa: PLR2004
+            if len(self._blocks) >= BLOCKS:
                 self._blocks.clear()
+            offsets, sizes = torch.tensor(job.data.offsets), job.sizes[sites]
+            columns = torch.arange(-(-int(sizes.max()) // 8) * 8)
+            real = columns < sizes.unsqueeze(1)
+            index = torch.where(real, offsets[sites].unsqueeze(1) + columns, offsets[sites].unsqueeze(1))
             self._blocks[name] = (job.data.x[index], job.data.y[index], job.data.weight[index] * real)
         return self._blocks[name]
 
-    def _server(
-        self, job: Job, server: Any, sent: Any, taken: Tensor, grid: Grid, exchange: str
-    ) -> tuple[Any, dict[str, Tensor]]:
-        """Combine what was taken and step the server of every seed that heard from anybody."""
-        n_seeds = len(job.seeds)
-        population = (job.eligible_sites() * job.shares).sum(1)
-        by_seed = lambda t: t.reshape(n_seeds, -1, *t.shape[1:])  # noqa: E731
-        ok = by_seed(taken)
-        totals = {}
-        for group, (tree, weight) in sent.items():
-            counted = torch.where(ok, by_seed(weight), 0.0)
-            clean = trees.where(taken, tree, trees.zeros_like(tree))
-            mean = vmap(job.aggregator)(trees.map_tensors(by_seed, clean), counted)
-            totals[group] = Total(mean, counted.sum(1), population)
-        after, info = vmap(lambda s, t: job.algorithm.server_round(job.problem, s, t, exchange))(server, totals)
-        return trees.where(ok.any(1), after, server), info
+
+def _shared(replica: Any, full: bool, seeds: Tensor) -> Any:
+    return replica if full else trees.map_tensors(lambda t: t[seeds], replica)
 
 
-def _take(structure: Any, index: Tensor) -> Any:
-    return trees.map_tensors(lambda t: t[index], structure)
+def _lanes(job: Job, exchange: str, full: bool) -> Callable[..., Any]:
+    """Return the work of a grid of lanes: (shared, state, data, keys) → structures [U·Q, ...].
+
+    ``full``: ``shared`` is [S, ...], the same for every site; else it is [U, Q, ...].
+    """
+
+    def lane(shared: Any, state: Any, rows: tuple[Tensor, ...], key: Tensor) -> Any:
+        client, residual = state
+        upload, client, info = job.algorithm.client_round(
+            job.problem, shared, client, SiteData(*rows), key, exchange
+        )
+        sent, residual, size = send(job, exchange, upload, residual)
+        finite = trees.all_finite({group: tree for group, (tree, _) in sent.items()})
+        return sent, (client, residual), info, size, finite
+
+    def grid(shared: Any, state: Any, data: tuple[Tensor, ...], keys: Tensor) -> Any:
+        one_seed, one_site = keys.shape[1] == 1, keys.shape[0] == 1
+        if one_seed:
+            drop = lambda t: t.squeeze(1)  # noqa: E731
+            shared = trees.map_tensors((lambda t: t.squeeze(0)) if full else drop, shared)
+            work = vmap(lane, in_dims=(None if full else 0, 0, 0, 0))
+            return work(shared, trees.map_tensors(drop, state), data, drop(keys))
+        if one_site:
+            first = lambda t: t.squeeze(0)  # noqa: E731
+            shared = shared if full else trees.map_tensors(first, shared)
+            work = vmap(lane, in_dims=(0, 0, None, 0))
+            return work(shared, trees.map_tensors(first, state), trees.map_tensors(first, data), keys[0])
+        work = vmap(vmap(lane, in_dims=(0, 0, None, 0)), in_dims=(None if full else 0, 0, 0, 0))
+        return trees.map_tensors(lambda t: t.flatten(0, 1), work(shared, state, data, keys))
+
+    return grid
 
 
-def _run_lanes(
-    job: Job, exchange: str, shared: Any, client: Any, data: tuple[Tensor, ...], keys: Tensor, shared_per_lane: bool
-) -> Any:
-    """Call `client_round` for a grid of lanes [U, Q]; return structures [U·Q, ...]."""
+_COMPILED: dict[tuple[Any, ...], Callable[..., Any]] = {}
 
-    def lane(shared: Any, client: Any, rows: tuple[Tensor, ...], key: Tensor) -> Any:
-        return job.algorithm.client_round(job.problem, shared, client, SiteData(*rows), key, exchange)
 
-    per_lane = 0 if shared_per_lane else None
-    n_sites, width = keys.shape
-    if width == 1:
-        squeeze = lambda t: t.squeeze(1)  # noqa: E731
-        lanes: Callable[..., Any] = vmap(lane, in_dims=(per_lane, 0, 0, 0))
-        shared = trees.map_tensors(squeeze, shared) if shared_per_lane else shared
-        return lanes(shared, trees.map_tensors(squeeze, client), data, squeeze(keys))
-    seeds = vmap(lane, in_dims=(per_lane, 0, None, 0))
-    if n_sites == 1:
-        one = lambda t: t[0]  # noqa: E731
-        shared = trees.map_tensors(one, shared) if shared_per_lane else shared
-        return seeds(shared, trees.map_tensors(one, client), trees.map_tensors(one, data), keys[0])
-    grid = vmap(seeds, in_dims=(per_lane, 0, 0, 0))(shared, client, data, keys)
-    return trees.map_tensors(lambda t: t.flatten(0, 1), grid)
+def _compiled(job: Job, exchange: str, full: bool) -> Callable[..., Any]:
+    """Return the compiled work; jobs that differ in data and seeds alone share it."""
+    name = (id(job.problem), job.algorithm, job.channel, exchange, full)
+    if name not in _COMPILED:
+        # One code object serves every algorithm, each with few shapes: allow for all of them.
+        torch._dynamo.config.recompile_limit = 256  # noqa: SLF001
+        _COMPILED[name] = torch.compile(_lanes(job, exchange, full), dynamic=False, fullgraph=True)
+    return _COMPILED[name]
+
+
+def _serve(
+    job: Job, server: Any, sent: Any, taken: Tensor, exchange: str
+) -> tuple[Any, dict[str, Tensor]]:
+    """Combine what was taken and step the server of every seed that heard from anybody."""
+    by_seed = lambda t: t.reshape(len(job.seeds), -1, *t.shape[1:])  # noqa: E731
+    ok, totals = by_seed(taken), {}
+    for group, (tree, weight) in sent.items():
+        counted = torch.where(ok, by_seed(weight), 0.0)
+        clean = tree if taken.all() else trees.where(taken, tree, trees.zeros_like(tree))
+        mean = vmap(job.aggregator)(trees.map_tensors(by_seed, clean), counted)
+        totals[group] = Total(mean, counted.sum(1), job.population)
+    after, info = vmap(lambda s, t: job.algorithm.server_round(job.problem, s, t, exchange))(server, totals)
+    return trees.where(ok.any(1), after, server), info
+
+
+def _download_sizes(broadcast: channels.Broadcast, seen: Tensor, grid: Grid) -> Tensor:
+    """Return the bytes that bring each lane up to date, [L]; equal pairs of seed and ``seen`` once."""
+    pairs, which = torch.unique(
+        torch.stack([grid.seed, seen[grid.seed, grid.site]], 1), dim=0, return_inverse=True
+    )
+    missed = trees.map_tensors(lambda t: t[pairs[:, 0]], broadcast)
+    return vmap(channels.download_size)(missed, pairs[:, 1])[which]

@@ -1,3 +1,88 @@
-"""fedsift: find the few parameters that matter, with data that stay at their sites."""
+"""fedsift: find the few parameters that matter, with data that stay at their sites.
 
-__version__ = "0.1.0"
+Names are loaded when they are first used, so that ``import fedsift`` does not wait for torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from fedsift._version import __version__
+
+if TYPE_CHECKING:
+    from fedsift import data
+    from fedsift.algorithms import EFLoPS, FedAvg, FedHT, FedIterHT
+    from fedsift.api import compare, fit
+    from fedsift.data import DataError, DataWarning, FederatedData
+    from fedsift.methods import METHODS
+    from fedsift.models import from_module, linear
+    from fedsift.problems import Problem, supervised
+    from fedsift.runs import Run, RunError, load_run
+    from fedsift.studies import Settings
+    from fedsift.training import TrainingError, evaluate, train
+
+__all__ = [
+    "METHODS",
+    "DataError",
+    "DataWarning",
+    "EFLoPS",
+    "FedAvg",
+    "FedHT",
+    "FedIterHT",
+    "FederatedData",
+    "Problem",
+    "Run",
+    "RunError",
+    "Settings",
+    "TrainingError",
+    "__version__",
+    "compare",
+    "data",
+    "evaluate",
+    "fit",
+    "from_module",
+    "linear",
+    "load_run",
+    "supervised",
+    "train",
+]
+
+_HOME = {
+    "METHODS": "methods",
+    "DataError": "data",
+    "DataWarning": "data",
+    "EFLoPS": "algorithms",
+    "FedAvg": "algorithms",
+    "FedHT": "algorithms",
+    "FedIterHT": "algorithms",
+    "FederatedData": "data",
+    "Problem": "problems",
+    "Run": "runs",
+    "RunError": "runs",
+    "Settings": "studies",
+    "TrainingError": "training",
+    "compare": "api",
+    "evaluate": "training",
+    "fit": "api",
+    "from_module": "models",
+    "linear": "models",
+    "load_run": "runs",
+    "supervised": "problems",
+    "train": "training",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "data":
+        return importlib.import_module("fedsift.data")
+    if name not in _HOME:
+        msg = f"module 'fedsift' has no attribute {name!r}"
+        raise AttributeError(msg)
+    value = getattr(importlib.import_module(f"fedsift.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -23,10 +23,11 @@ class Aggregator(Protocol):
 
 
 def mean(stacked: Tree, weight: Tensor) -> Tree:
-    """Return the weighted mean x̂ + Σ w_k (x_k - x̂) / Σ w_k; zeros when no upload counts.
+    """Return the weighted mean x̂ + Σ w_k (x_k - x̂) / Σ w_k.
 
     x̂ is the first upload that counts: where all agree, the mean is exactly what they say, and a
-    number that nobody changed costs no message. Shares are float64, for a state that follows a sum
+    number that nobody changed costs no message. Uploads that do not count must be finite; when none
+    counts, the result is the first of them. Shares are taken in float64: a state that follows a sum
     over sites would feel their rounding.
     """
     share = weight.double() / weight.double().sum().clamp(min=torch.finfo(torch.float64).tiny)
@@ -34,10 +35,10 @@ def mean(stacked: Tree, weight: Tensor) -> Tree:
 
     def combine(x: Tensor) -> Tensor:
         anchor = x.index_select(0, first)
-        gap = torch.where((weight > 0).reshape(-1, *(1 for _ in x.shape[1:])), x - anchor, 0.0)
-        return anchor.squeeze(0) + torch.tensordot(share.to(x.dtype), gap, dims=1)
+        return anchor.squeeze(0) + torch.tensordot(share.to(x.dtype), x - anchor, dims=1)
 
-    return trees.map_tensors(combine, stacked)
+    combined: Tree = trees.map_tensors(combine, stacked)
+    return combined
 
 
 AGGREGATORS: dict[str, Aggregator] = {"mean": mean}

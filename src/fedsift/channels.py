@@ -33,7 +33,9 @@ class Broadcast(NamedTuple):
 class Channel(Protocol):
     """What is sent of an upload, and what is published of the server's state."""
 
-    lossless: bool
+    @property
+    def lossless(self) -> bool:
+        """Whether all of an upload arrives."""
 
     def init(self, problem: Problem, upload: Tree) -> Any:
         """Return a site's channel state before its first upload, zeros."""
@@ -107,7 +109,7 @@ class TopM:
             scores.append(problem.gates.magnitude(weights))
         if "phi" in wanted:
             scores.append(wanted["phi"].abs())
-        if self.one_index_set and len(scores) == 2:  # noqa: PLR2004
+        if self.one_index_set and len(scores) == 2:
             scaled = [s / s.square().mean().sqrt().clamp(min=1e-30) for s in scores]
             masks = [top_mask(torch.maximum(*scaled), self.kept)] * 2
         else:
@@ -126,10 +128,14 @@ def start_broadcast(shared: Tree, *, known: bool) -> Broadcast:
     ``known``: sites have the start already, since they can draw it from the key.
     """
     changed = -1 if known else 0
-    return Broadcast(shared, {k: torch.full(v.shape, changed, dtype=torch.int32) for k, v in shared.items()})
+    return Broadcast(
+        shared, {k: torch.full(v.shape, changed, dtype=torch.int32) for k, v in shared.items()}
+    )
 
 
-def advance(channel: Channel, problem: Problem, broadcast: Broadcast, shared: Tree, tick: Tensor) -> Broadcast:
+def advance(
+    channel: Channel, problem: Problem, broadcast: Broadcast, shared: Tree, tick: Tensor
+) -> Broadcast:
     """Publish ``shared`` in exchange ``tick``."""
     replica = channel.publish(problem, broadcast.replica, shared)
     changed_at = {

@@ -37,13 +37,46 @@ def write_atomic(path: Path, content: bytes) -> None:
 
 def flatten(structure: Any, prefix: str) -> dict[str, Tensor]:
     """Return the tensors of a structure by their path."""
-    return {f"{prefix}.{i}": leaf.contiguous().clone() for i, leaf in enumerate(trees.leaves(structure))}
+    return {
+        f"{prefix}.{i}": leaf.contiguous().clone() for i, leaf in enumerate(trees.leaves(structure))
+    }
 
 
-def unflatten(template: Any, tensors: dict[str, Tensor], prefix: str) -> Any:
-    """Return the structure of ``template`` with tensors from `flatten`."""
+def unflatten(
+    template: Any, tensors: dict[str, Tensor], prefix: str, free: int | None = None
+) -> Any:
+    """Return the structure of ``template`` with tensors from `flatten`.
+
+    Raises:
+        ValueError: a shape (apart from axis ``free``) or a dtype is not that of the template.
+    """
     numbers = iter(range(len(trees.leaves(template))))
-    return trees.map_tensors(lambda _: tensors[f"{prefix}.{next(numbers)}"], template)
+
+    def take(expected: Tensor) -> Tensor:
+        found = tensors[f"{prefix}.{next(numbers)}"]
+        shapes = [[n for axis, n in enumerate(t.shape) if axis != free] for t in (found, expected)]
+        if shapes[0] != shapes[1] or found.dtype != expected.dtype:
+            msg = f"{prefix} holds {found.dtype} {list(found.shape)}, not {expected.dtype} {list(expected.shape)}"
+            raise ValueError(msg)
+        return found
+
+    return trees.map_tensors(take, template)
+
+
+def _identity(run: Training) -> list[str]:
+    """Return what must be equal for a run to go on from a checkpoint."""
+    job = run.job
+    return [
+        repr(part)
+        for part in (
+            job.algorithm,
+            job.channel,
+            job.seeds,
+            job.data_seed,
+            job.weights,
+            job.data.sites,
+        )
+    ]
 
 
 def save_training(path: Path, run: Training) -> None:
@@ -64,7 +97,13 @@ def save_training(path: Path, run: Training) -> None:
     }
     if run.first_loss is not None:
         tensors["first_loss"] = run.first_loss.clone()
-    facts = {"version": VERSION, "round": run.round, "tick": carried.tick, "history": run.history}
+    facts = {
+        "version": VERSION,
+        "job": _identity(run),
+        "round": run.round,
+        "tick": carried.tick,
+        "history": run.history,
+    }
     write_atomic(path, save(tensors, {"training": json.dumps(facts)}))
 
 
@@ -78,23 +117,40 @@ def load_training(path: Path, run: Training) -> None:
         with safe_open(path, "pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             facts = json.loads(file.metadata()["training"])
+        version, identity = facts["version"], facts["job"]
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         msg = f"checkpoint {path} cannot be read ({error}); delete it to start this stage again"
         raise CheckpointError(msg) from error
-    if facts["version"] != VERSION:
-        msg = f"checkpoint {path} has format version {facts['version']}, this release reads {VERSION}"
+    if version != VERSION:
+        msg = f"checkpoint {path} has format version {version}, this release reads {VERSION}"
         raise CheckpointError(msg)
+    try:
+        if identity != _identity(run):
+            changed = next(b for a, b in zip(identity, _identity(run), strict=True) if a != b)
+            raise ValueError(f"now {changed}")
+        _restore(run, tensors, facts)
+    except (KeyError, TypeError, ValueError) as error:
+        msg = f"checkpoint {path} is of another problem ({error}); delete it to start this stage again"
+        raise CheckpointError(msg) from error
+
+
+def _restore(run: Training, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
+    """Put what was read into a run, all of it or nothing."""
     carried, store = run.carried, run.carried.store
-    store.row_of = {int(site): row for row, site in enumerate(tensors["store_sites"])}
-    store.slots = unflatten(store.slots, tensors, "slots")
-    store.current, store.pending_tick = tensors["current"], tensors["pending_tick"]
-    run.carried = carried._replace(
-        server=unflatten(carried.server, tensors, "server"),
-        broadcast=unflatten(carried.broadcast, tensors, "broadcast"),
-        ledger=tensors["ledger"],
-        seen=tensors["seen"],
-        tick=facts["tick"],
-    )
-    run.round, run.history = facts["round"], facts["history"]
-    run.bytes_up, run.bytes_down, run.retries = (tensors[k] for k in ("bytes_up", "bytes_down", "retries"))
+    lanes = {name: getattr(carried, name) for name in ("ledger", "seen")}
+    kept = {
+        name: unflatten((value,), {f"{name}.0": tensors[name]}, name)[0]
+        for name, value in lanes.items()
+    }
+    server = unflatten(carried.server, tensors, "server")
+    broadcast = unflatten(carried.broadcast, tensors, "broadcast")
+    slots = unflatten(store.slots, tensors, "slots", free=1)
+    sites = {int(site): row for row, site in enumerate(tensors["store_sites"])}
+    counters = [tensors[k] for k in ("bytes_up", "bytes_down", "retries")]
+    current, pending = tensors["current"], tensors["pending_tick"]
+    tick, number, history = int(facts["tick"]), int(facts["round"]), list(facts["history"])
+    store.row_of, store.slots, store.current, store.pending_tick = sites, slots, current, pending
+    run.carried = carried._replace(server=server, broadcast=broadcast, tick=tick, **kept)
+    run.round, run.history = number, history
+    run.bytes_up, run.bytes_down, run.retries = counters
     run.first_loss = tensors.get("first_loss")

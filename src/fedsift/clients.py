@@ -47,7 +47,9 @@ class ClientStore:
             return
         more = max(needed, 2 * have) - have
         self.current = torch.cat([self.current, self.current.new_zeros((more, seeds))])
-        self.pending_tick = torch.cat([self.pending_tick, self.pending_tick.new_full((more, seeds), -1)])
+        self.pending_tick = torch.cat(
+            [self.pending_tick, self.pending_tick.new_full((more, seeds), -1)]
+        )
         self.slots = trees.map_tensors(
             lambda t: torch.cat([t, t.new_zeros((2, more, *t.shape[2:]))], 1), self.slots
         )

@@ -226,11 +226,13 @@ class HardConcrete:
         grid = torch.linspace(-PHI_MAX, PHI_MAX, _TABLE + 1, dtype=torch.float64)
         exact = self.kl_slope(grid, phi0)
         rise = torch.diff(exact, append=exact[-1:])
+        tables = {dtype: (exact.to(dtype), rise.to(dtype)) for dtype in _NODES}
 
         def slope(phi: Tensor) -> Tensor:
+            start, step = tables[phi.dtype]
             place = (phi.clamp(-PHI_MAX, PHI_MAX) + PHI_MAX) * (_TABLE / (2 * PHI_MAX))
-            index = place.long()
-            return exact.to(phi.dtype)[index] + (place - index) * rise.to(phi.dtype)[index]
+            index = place.int()
+            return start[index] + (place - index) * step[index]
 
         return slope
 

@@ -1,8 +1,8 @@
 """The wire format: trees of tensors as bytes.
 
 A message holds the parts of a tree in order. Each part takes the smallest of four forms: dense
-values; indices and values; a bitmap and values; or values alone, at the positions of the part before
-it. Names and shapes are not sent: both ends know the schema. `size` gives the length of `encode`
+values (always for up to 8 numbers); indices and values; a bitmap and values; or values alone, at the
+positions of the part before it. Names and shapes are not sent: both ends know the schema. `size` gives the length of `encode`
 without encoding, in tensor operations, so that an engine can count bytes for a batch of messages.
 
 Layout, little endian: magic ``FSM``, version (u8), kind (u8: 0 replaces, 1 updates), parts (u16),
@@ -27,8 +27,13 @@ HEADER = struct.Struct("<3sBBHB")
 PART = struct.Struct("<BBHII")
 DENSE, INDEX, BITMAP, SAME = range(4)
 REPLACE, UPDATE = range(2)
+SMALL = 8  # parts of up to this many numbers are always dense
 DTYPES = (torch.float32, torch.float64, torch.int64)
-NUMPY = {torch.float32: np.dtype("<f4"), torch.float64: np.dtype("<f8"), torch.int64: np.dtype("<i8")}
+NUMPY = {
+    torch.float32: np.dtype("<f4"),
+    torch.float64: np.dtype("<f8"),
+    torch.int64: np.dtype("<i8"),
+}
 
 
 class MessageError(ValueError):
@@ -53,11 +58,15 @@ def size(tree: Tree, changed: Tree | None = None) -> Tensor:
     before: Tensor | None = None
     listed = torch.zeros((), dtype=torch.bool)
     for name, value in tree.items():
+        if value.numel() <= SMALL:
+            total = total + PART.size + value.numel() * value.element_size()
+            before = None
+            continue
         mask = (value != 0 if changed is None else changed[name]).reshape(-1)
         count = mask.sum()
         sizes = _form_sizes(count, mask.numel(), value.element_size())
         payload, form = sizes.amin(0), sizes.argmin(0)
-        if before is not None and before.numel() == mask.numel() > 1:
+        if before is not None and before.numel() == mask.numel():
             same = listed & (mask == before).all() & (count * value.element_size() < payload)
             payload = torch.where(same, count * value.element_size(), payload)
             form = torch.where(same, SAME, form)
@@ -72,6 +81,9 @@ def encode(tree: Tree, changed: Tree | None = None) -> bytes:
     pieces = [HEADER.pack(b"FSM", VERSION, kind, len(tree), 0)]
     before: Tensor | None = None
     for name, value in tree.items():
+        if value.dtype not in DTYPES:
+            msg = f"part {name!r} is {value.dtype}; send float32, float64 or int64"
+            raise MessageError(msg)
         flat = value.detach().cpu().reshape(-1)
         mask = (flat != 0) if changed is None else changed[name].cpu().reshape(-1)
         form = _form(flat, mask, before)
@@ -81,10 +93,12 @@ def encode(tree: Tree, changed: Tree | None = None) -> bytes:
 
 
 def _form(flat: Tensor, mask: Tensor, before: Tensor | None) -> int:
+    if mask.numel() <= SMALL:
+        return DENSE
     count = int(mask.sum())
     sizes = _form_sizes(torch.tensor(count), mask.numel(), flat.element_size())
     form = int(sizes.argmin())
-    same = before is not None and mask.numel() > 1 and torch.equal(mask, before)
+    same = before is not None and torch.equal(mask, before)
     return SAME if same and count * flat.element_size() < sizes[form] else form
 
 
@@ -130,13 +144,18 @@ def decode(message: bytes, schema: Tree, held: Tree | None = None) -> Tree:
     if magic != b"FSM" or version != VERSION:
         msg = f"not a version {VERSION} message: it begins with {message[:4]!r}"
         raise MessageError(msg)
-    if kind not in {REPLACE, UPDATE} or (kind == UPDATE and held is None):
-        msg = f"unexpected kind of message: {kind}" if held is not None else "an update, but nothing is held"
+    if kind not in {REPLACE, UPDATE}:
+        msg = f"unexpected kind of message: {kind}"
+        raise MessageError(msg)
+    if kind == UPDATE and held is None:
+        msg = "an update, but nothing is held"
         raise MessageError(msg)
     if parts != len(schema):
         msg = f"wrong number of parts: {parts}, expected {len(schema)}"
         raise MessageError(msg)
-    decoded = {name: part for name, part in _decode_parts(reader, schema, held if kind == UPDATE else None)}
+    decoded = {
+        name: part for name, part in _decode_parts(reader, schema, held if kind == UPDATE else None)
+    }
     if reader.position != len(message):
         msg = f"oversized message: {len(message) - reader.position} bytes after the last part"
         raise MessageError(msg)
@@ -146,7 +165,9 @@ def decode(message: bytes, schema: Tree, held: Tree | None = None) -> Tree:
 def _decode_parts(reader: _Reader, schema: Tree, held: Tree | None) -> Iterator[tuple[str, Tensor]]:
     before: np.ndarray | None = None
     for name, expected in schema.items():
-        form, dtype, _, numbers, count = PART.unpack(reader.take(PART.size, f"the head of {name!r}"))
+        form, dtype, _, numbers, count = PART.unpack(
+            reader.take(PART.size, f"the head of {name!r}")
+        )
         if dtype >= len(DTYPES) or DTYPES[dtype] != expected.dtype:
             msg = f"wrong dtype of {name!r}: code {dtype}, expected {expected.dtype}"
             raise MessageError(msg)
@@ -155,11 +176,17 @@ def _decode_parts(reader: _Reader, schema: Tree, held: Tree | None) -> Iterator[
             raise MessageError(msg)
         positions = _positions(reader, name, form, numbers, count, before)
         stored = NUMPY[expected.dtype]
-        values = np.frombuffer(reader.take(len(positions) * stored.itemsize, f"the values of {name!r}"), stored)
+        values = np.frombuffer(
+            reader.take(len(positions) * stored.itemsize, f"the values of {name!r}"), stored
+        )
         if not np.isfinite(values).all():
             msg = f"non-finite value in {name!r}"
             raise MessageError(msg)
-        flat = np.zeros(numbers, stored) if held is None else held[name].cpu().numpy().reshape(-1).copy()
+        flat = (
+            np.zeros(numbers, stored)
+            if held is None
+            else held[name].cpu().numpy().reshape(-1).copy()
+        )
         flat[positions] = values
         before = None if form == DENSE else positions
         yield name, torch.from_numpy(flat.copy()).reshape(expected.shape)
@@ -188,7 +215,12 @@ def _positions(
             msg = f"wrong shape of {name!r}: the bitmap marks {int(bits.sum())} numbers, the head says {count}"
             raise MessageError(msg)
         return np.flatnonzero(bits)
-    if form == SAME and before is not None and len(before) == count and (not count or before.max() < numbers):
+    if (
+        form == SAME
+        and before is not None
+        and len(before) == count
+        and (not count or before.max() < numbers)
+    ):
         return before
     msg = f"unknown form {form} of {name!r}"
     raise MessageError(msg)

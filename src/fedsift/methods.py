@@ -58,7 +58,9 @@ class Method:
 
 METHODS: dict[str, Method] = {
     "eflops": Method(EFLoPS, "federated", "gates, density constraint and entropy", feedback=True),
-    "flops": Method(EFLoPS, "federated", "E-FLoPS without entropy", {"entropy": 0.0}, feedback=True),
+    "flops": Method(
+        EFLoPS, "federated", "E-FLoPS without entropy", {"entropy": 0.0}, feedback=True
+    ),
     "fedavg": Method(FedAvg, "federated", "dense averaging, then the largest weights"),
     "fedht": Method(FedHT, "federated", "averaging with a hard threshold on the server"),
     "fediterht": Method(FedIterHT, "federated", "hard threshold after every local step"),

@@ -17,6 +17,7 @@ from fedsift.trees import Tree
 Apply: TypeAlias = Callable[[Tree, Tensor, Tensor | None], Tensor]
 GateUnit = Literal["scalar", "feature", "channel"]
 
+
 @dataclass(frozen=True)
 class Model:
     """A model as pure functions.
@@ -25,11 +26,13 @@ class Model:
         init: key → parameters.
         apply: (params, x [n, ...], key or None in evaluation) → output [n, K].
         gates: which parameters share a gate.
+        pullback: (params, x, c [n, K]) → Σ cᵢ ∂outputᵢ/∂params, where it is simpler than autograd.
     """
 
     init: Callable[[Tensor], Tree]
     apply: Apply
     gates: GateMap
+    pullback: Callable[[Tree, Tensor, Tensor], Tree] | None = None
 
 
 def linear(
@@ -55,8 +58,12 @@ def linear(
     def apply(params: Tree, x: Tensor, key: Tensor | None) -> Tensor:  # noqa: ARG001
         return x.to(dtype) @ params["weight"].T + params["bias"]
 
+    def pullback(params: Tree, x: Tensor, cotangent: Tensor) -> Tree:  # noqa: ARG001
+        cotangent = cotangent.to(dtype)
+        return {"weight": cotangent.T @ x.to(dtype), "bias": cotangent.sum(0)}
+
     shape = (1, n_features) if gate == "feature" else (n_outputs, n_features)
-    return Model(init, apply, GateMap({"weight": GateView(0, shape)}))
+    return Model(init, apply, GateMap({"weight": GateView(0, shape)}), pullback)
 
 
 class KeyedDropout(nn.Module):
@@ -81,7 +88,7 @@ def from_module(module: nn.Module, *, gate: GateUnit = "scalar") -> Model:
 
     Weights (two axes or more) are gated: one gate a scalar, or with ``gate="channel"`` one a row of
     the first axis (an output channel or neuron). Biases have none. Starting values are drawn from
-    the key as torch does by default, uniform in ±1/√fan-in; parameters of one axis start as given.
+    the key, uniform in ±√(6/fan-in) (He et al., 2015, for ReLU); parameters of one axis start as given.
 
     Raises:
         ValueError: a layer holds running statistics (BatchNorm), which sites cannot share, or draws
@@ -103,12 +110,16 @@ def from_module(module: nn.Module, *, gate: GateUnit = "scalar") -> Model:
     module = _with_keyed_dropout(module)
     start = {k: v.detach().clone() for k, v in module.named_parameters()}
     dtype = next(iter(start.values())).dtype
-    key_buffers = [k for k, _ in module.named_buffers() if k == "key" or k.endswith(".key")]
+    key_buffers = [
+        f"{k}.key".removeprefix(".")
+        for k, m in module.named_modules()
+        if isinstance(m, KeyedDropout)
+    ]
 
     def init(key: Tensor) -> Tree:
         params = {}
         for index, (leaf, value) in enumerate(start.items()):
-            if value.ndim < 2:  # noqa: PLR2004
+            if value.ndim < 2:
                 params[leaf] = value.clone()
                 continue
             bound = math.sqrt(6.0 / math.prod(value.shape[1:]))
@@ -130,7 +141,7 @@ def _module_gates(start: Tree, gate: GateUnit) -> GateMap:
     views: dict[str, GateView] = {}
     position = 0
     for leaf, value in start.items():
-        if value.ndim < 2:  # noqa: PLR2004
+        if value.ndim < 2:
             continue
         shape = tuple(value.shape)
         if gate == "channel":

@@ -11,14 +11,16 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 from torch import Tensor
 
 
 class Outcome(Protocol):
     """A kind of target with its loss and its measures."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """The kind of target."""
 
     @property
     def measure(self) -> str:
@@ -30,6 +32,9 @@ class Outcome(Protocol):
 
     def loss(self, output: Tensor, y: Tensor) -> Tensor:
         """Return the loss of each row, [n]."""
+
+    def slope(self, output: Tensor, y: Tensor) -> Tensor:
+        """Return the derivative of each row's loss in its output, [n, K]."""
 
     def measures(self, output: Tensor, y: Tensor) -> dict[str, Tensor]:
         """Return the row values [n] whose weighted means `summarise` needs."""
@@ -51,6 +56,9 @@ class Squared:
 
     def loss(self, output: Tensor, y: Tensor) -> Tensor:
         return (output.squeeze(-1) - y) ** 2
+
+    def slope(self, output: Tensor, y: Tensor) -> Tensor:
+        return 2.0 * (output - y.unsqueeze(-1))
 
     def measures(self, output: Tensor, y: Tensor) -> dict[str, Tensor]:
         return {"loss": self.loss(output, y), "y": y, "y_squared": y * y}
@@ -76,6 +84,9 @@ class Logistic:
         logit = output.squeeze(-1)
         return F.softplus(logit) - logit * y
 
+    def slope(self, output: Tensor, y: Tensor) -> Tensor:
+        return torch.sigmoid(output) - y.unsqueeze(-1)
+
     def measures(self, output: Tensor, y: Tensor) -> dict[str, Tensor]:
         correct = (self.predict(output) == y).to(output.dtype)
         return {"loss": self.loss(output, y), "accuracy": correct}
@@ -97,12 +108,16 @@ class Softmax:
 
     @property
     def null_loss(self) -> float:
-        """log K."""
+        """Log K."""
         return math.log(self.n_classes)
 
     def loss(self, output: Tensor, y: Tensor) -> Tensor:
         log_p = F.log_softmax(output, dim=-1)
         return -torch.gather(log_p, -1, y.unsqueeze(-1)).squeeze(-1)
+
+    def slope(self, output: Tensor, y: Tensor) -> Tensor:
+        chosen = torch.arange(output.shape[-1], device=output.device) == y.unsqueeze(-1)
+        return torch.softmax(output, -1) - chosen.to(output.dtype)
 
     def measures(self, output: Tensor, y: Tensor) -> dict[str, Tensor]:
         correct = (self.predict(output) == y).to(output.dtype)

@@ -105,6 +105,12 @@ def supervised(model: Model, outcome: Outcome) -> Problem:
         output = model.apply(params, batch.x, batch.key)
         return weighted_mean(outcome.loss(output, batch.y), batch.weight)
 
+    def slopes(params: Tree, batch: Batch) -> Tree:
+        output = model.apply(params, batch.x, batch.key)
+        share = batch.weight / batch.weight.sum().clamp(min=1e-12)
+        cotangent = share.unsqueeze(-1) * outcome.slope(output, batch.y)
+        return model.pullback(params, batch.x, cotangent)
+
     def evaluate(params: Tree, batch: Batch) -> dict[str, tuple[Tensor, Tensor]]:
         output = model.apply(params, batch.x, None)
         rows = outcome.measures(output, batch.y)
@@ -112,7 +118,7 @@ def supervised(model: Model, outcome: Outcome) -> Problem:
 
     return Problem(
         init=model.init,
-        operators={"loss": torch.func.grad(mean_loss)},
+        operators={"loss": slopes if model.pullback else torch.func.grad(mean_loss)},
         evaluate=evaluate,
         summarise=outcome.summarise,
         gates=model.gates,
@@ -122,7 +128,12 @@ def supervised(model: Model, outcome: Outcome) -> Problem:
 
 
 def curvature(
-    operator: Operator, params: Tree, batch: Batch, key: Tensor, scaling: Tree | None = None, iterations: int = 12
+    operator: Operator,
+    params: Tree,
+    batch: Batch,
+    key: Tensor,
+    scaling: Tree | None = None,
+    iterations: int = 12,
 ) -> Tensor:
     """Estimate the largest curvature of an operator at a point, by power iteration.
 

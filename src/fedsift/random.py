@@ -92,7 +92,11 @@ def fold(key: Tensor, *data: int | str | Tensor) -> Tensor:
     """
     _check_key(key)
     for datum in data:
-        key = _mix(key ^ _mix(_as_int64(datum, key) + _GOLDEN_64, _MIX_64, 64), _MIX_64, 64)
+        if isinstance(datum, torch.Tensor):
+            mixed: int | Tensor = _mix(_as_int64(datum, key) + _GOLDEN_64, _MIX_64, 64)
+        else:
+            mixed = _mix_host(_as_host_int(datum) + _GOLDEN_64)
+        key = _mix(key ^ mixed, _MIX_64, 64)
     return key
 
 
@@ -240,12 +244,25 @@ def _digest(parts: tuple[int | str, ...]) -> int:
     return int.from_bytes(digest.digest(), "little", signed=True)
 
 
-def _as_int64(datum: int | str | Tensor, key: Tensor) -> Tensor:
-    if isinstance(datum, torch.Tensor):
-        if datum.is_floating_point() or datum.is_complex() or datum.dtype == torch.bool:
-            msg = f"fold needs integers, got a tensor of {datum.dtype}; convert it explicitly"
-            raise TypeError(msg)
-        return datum.to(device=key.device, dtype=torch.int64)
+def _mix_host(value: int) -> int:
+    """Apply the 64-bit ``_mix`` to a Python integer, where no tensor is needed."""
+    mask = (1 << 64) - 1
+    value &= mask
+    for shift, factor in _MIX_64:
+        value ^= value >> shift
+        if factor is not None:
+            value = value * factor & mask
+    return _signed(value, 64)
+
+
+def _as_int64(datum: Tensor, key: Tensor) -> Tensor:
+    if datum.is_floating_point() or datum.is_complex() or datum.dtype == torch.bool:
+        msg = f"fold needs integers, got a tensor of {datum.dtype}; convert it explicitly"
+        raise TypeError(msg)
+    return datum.to(device=key.device, dtype=torch.int64)
+
+
+def _as_host_int(datum: int | str) -> int:
     value = _digest((datum,)) if isinstance(datum, str) else datum
     if isinstance(value, bool) or not isinstance(value, int):
         msg = f"fold needs int, str or integer tensors, got {datum!r}; convert it"
@@ -253,4 +270,4 @@ def _as_int64(datum: int | str | Tensor, key: Tensor) -> Tensor:
     if not -(2**63) <= value < 2**63:
         msg = f"fold got {value}, which does not fit 64 signed bits; pass it as a string"
         raise ValueError(msg)
-    return torch.full((), value, dtype=torch.int64, device=key.device)
+    return value

@@ -122,7 +122,9 @@ class Run:
         if self.standardiser.how == "array":
             return self.standardiser.features
         used = (self.params["weight"] != 0).any(0).tolist()
-        return tuple(name for name, use in zip(self.standardiser.features, used, strict=True) if use)
+        return tuple(
+            name for name, use in zip(self.standardiser.features, used, strict=True) if use
+        )
 
     def compact(self) -> tuple[Standardiser, Tensor, Tensor]:
         """Return (standardiser, weight [K, n], bias [K]) of the n needed features alone."""
@@ -164,7 +166,9 @@ class Study:
         done = stem.with_name(f"{stem.name}-done.safetensors")
         if done.exists():
             return load_fit(done)
-        fit = fit_case(case, settings, standardiser, progress=tell, checkpoint=StageCheckpoint(stem))
+        fit = fit_case(
+            case, settings, standardiser, progress=tell, checkpoint=StageCheckpoint(stem)
+        )
         write_atomic(done, dump_fit(fit))
         return fit
 
@@ -180,7 +184,12 @@ def split_cases(data: FederatedData, settings: Settings) -> tuple[Case, ...]:
 
 def dump_fit(fit: Fit) -> bytes:
     """Return a fit as the content of a file."""
-    tensors = {"masks": fit.masks, "magnitudes": fit.magnitudes, "weights": fit.weights, "support": fit.support}
+    tensors = {
+        "masks": fit.masks,
+        "magnitudes": fit.magnitudes,
+        "weights": fit.weights,
+        "support": fit.support,
+    }
     tensors |= trees.join(params=fit.params, scores=fit.scores)
     facts = {k: getattr(fit, k) for k in ("bytes_up", "bytes_down", "bytes_dense", "history")}
     contiguous = {k: v.contiguous().clone() for k, v in tensors.items()}
@@ -196,7 +205,9 @@ def load_fit(path: Path) -> Fit:
         msg = f"{path} was written by another release; delete it to compute this part again"
         raise CheckpointError(msg)
     parts = {k: tensors[k] for k in ("masks", "magnitudes", "weights", "support")}
-    return Fit(**parts, params=trees.part(tensors, "params"), scores=trees.part(tensors, "scores"), **facts)
+    return Fit(
+        **parts, params=trees.part(tensors, "params"), scores=trees.part(tensors, "scores"), **facts
+    )
 
 
 def prepare(path: Path, *, overwrite: bool) -> None:
@@ -224,7 +235,9 @@ def _unfinished(path: Path) -> bool:
 
 def write_facts(path: Path, facts: dict[str, Any]) -> None:
     """Write run.json."""
-    write_atomic(path / "run.json", json.dumps(without_nan(facts), indent=1, allow_nan=False).encode())
+    write_atomic(
+        path / "run.json", json.dumps(without_nan(facts), indent=1, allow_nan=False).encode()
+    )
 
 
 def without_nan(value: Any) -> Any:
@@ -257,7 +270,9 @@ def read_facts(path: Path) -> dict[str, Any]:
     return facts
 
 
-def first_facts(data: FederatedData, settings: Settings, source: dict[str, Any] | None, command: str) -> dict[str, Any]:
+def first_facts(
+    data: FederatedData, settings: Settings, source: dict[str, Any] | None, command: str
+) -> dict[str, Any]:
     """Return what is known of a run before it starts."""
     return {
         "version": VERSION,
@@ -277,7 +292,11 @@ def first_facts(data: FederatedData, settings: Settings, source: dict[str, Any] 
             "notes": list(data.notes),
             "fills": dict(data.fills),
         },
-        "versions": {"fedsift": __version__, "torch": torch.__version__, "python": platform.python_version()},
+        "versions": {
+            "fedsift": __version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        },
         "plan": {"engine": settings.engine, "threads": torch.get_num_threads(), "compile": False},
     }
 
@@ -342,7 +361,11 @@ def run_compare(
             method_began = time.perf_counter()
             results, _ = method_results(study, name, cases)
             figures[name] = results | {"seconds": time.perf_counter() - method_began}
-    facts["results"] = {"methods": figures, "seconds": time.perf_counter() - began, "run": _text(path)}
+    facts["results"] = {
+        "methods": figures,
+        "seconds": time.perf_counter() - began,
+        "run": _text(path),
+    }
     facts["status"] = "done"
     if path is not None:
         write_facts(path, facts)
@@ -362,7 +385,9 @@ def _start(
     facts = first_facts(cases[-1].train, settings, source, command) | (more or {})
     if path is None:
         return facts
-    if (path / "run.json").exists() and read_facts(path)["data"]["fingerprint"] != facts["data"]["fingerprint"]:
+    if (path / "run.json").exists() and read_facts(path)["data"]["fingerprint"] != facts["data"][
+        "fingerprint"
+    ]:
         msg = f"the data of {path} have changed since it was started; start a new run with another --out"
         raise RunError(msg)
     path.mkdir(parents=True, exist_ok=True)
@@ -391,14 +416,22 @@ def _text(path: Path | None) -> str | None:
     return None if path is None else str(path)
 
 
-def method_results(study: Study, method: str, cases: Sequence[Case]) -> tuple[dict[str, Any], list[Fit]]:
+def method_results(
+    study: Study, method: str, cases: Sequence[Case]
+) -> tuple[dict[str, Any], list[Fit]]:
     """Fit a method on cases; return its figures and the fits. Bytes are those of all cases."""
     fits = study.fits(method, cases)
-    scored = [(f, c) for f, c in zip(fits, cases, strict=True) if c.test is not None or c.truth is not None]
+    scored = [
+        (f, c)
+        for f, c in zip(fits, cases, strict=True)
+        if c.test is not None or c.truth is not None
+    ]
     results = summarise([f for f, _ in scored], [c for _, c in scored])
     for name in ("bytes_up", "bytes_down", "bytes_dense"):
         results[name] = sum(getattr(f, name) for f in fits)
-    results["bytes_per_seed"] = (results["bytes_up"] + results["bytes_down"]) // study.settings.seeds
+    results["bytes_per_seed"] = (
+        results["bytes_up"] + results["bytes_down"]
+    ) // study.settings.seeds
     tested = same_data(fits, cases)
     results["features"] = [
         {"name": f.name, "inclusion_probability": f.inclusion_probability, "weight": f.weight}
@@ -415,7 +448,10 @@ def same_data(fits: Sequence[Fit], cases: Sequence[Case]) -> list[Fit]:
 def stability(fit: Fit, split_fits: Sequence[Fit]) -> dict[str, Any]:
     """Return how stable the selection is over seeds, and over splits."""
     figures = {
-        "stability_seeds": {"nogueira": nogueira_stability(fit.masks), "jaccard": jaccard_stability(fit.masks)}
+        "stability_seeds": {
+            "nogueira": nogueira_stability(fit.masks),
+            "jaccard": jaccard_stability(fit.masks),
+        }
     }
     if len(split_fits) > 1:
         chosen = torch.stack([f.support[0] for f in split_fits])
@@ -443,13 +479,17 @@ def feature_table(fit: Fit, case: Case, split_fits: Sequence[Fit]) -> tuple[Feat
     for j in picked:
         output = int(weight[:, j].abs().argmax())
         refitted = fit.params["weight"][: fit.n_lanes, output, j][chosen[:, j]]
-        spread = t_interval(refitted) if len(refitted) else Interval(math.nan, math.nan, math.nan, 0)
+        spread = (
+            t_interval(refitted) if len(refitted) else Interval(math.nan, math.nan, math.nan, 0)
+        )
         name = case.train.features[j]
         rows.append(
             Feature(
                 name=name,
                 inclusion_probability=float(probability[j]),
-                split_frequency=float(torch.stack(over_splits)[:, j].double().mean()) if over_splits else None,
+                split_frequency=float(torch.stack(over_splits)[:, j].double().mean())
+                if over_splits
+                else None,
                 weight=float(weight[output, j]),
                 weight_low=spread.low,
                 weight_high=spread.high,
@@ -487,7 +527,9 @@ def _write(run: Run, fits: Sequence[Fit], cases: Sequence[Case]) -> None:
         return
     standard = run.standardiser.to_dict()
     meta = {"version": str(VERSION), "standardiser": json.dumps(standard)}
-    write_atomic(path / "model.safetensors", save({k: v.contiguous() for k, v in run.params.items()}, meta))
+    write_atomic(
+        path / "model.safetensors", save({k: v.contiguous() for k, v in run.params.items()}, meta)
+    )
     table = io.StringIO()
     writer = csv.DictWriter(table, list(asdict(run.features[0])) if run.features else ["name"])
     writer.writeheader()
@@ -515,22 +557,23 @@ def load_run(path: str | Path) -> Run:
         msg = f"{path} is a comparison of methods and holds no model; name the folder of a fit"
         raise RunError(msg)
     if facts["status"] != "done":
-        msg = f"{path} is not finished (status {facts['status']}); go on with: fedsift resume {path}"
+        msg = (
+            f"{path} is not finished (status {facts['status']}); go on with: fedsift resume {path}"
+        )
         raise RunError(msg)
     with safe_open(path / "model.safetensors", "pt") as file:
         params = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         standardiser = Standardiser.from_dict(json.loads(file.metadata()["standardiser"]))
     with (path / "features.csv").open(newline="") as file:
-        features = tuple(
-            Feature(
-                **{
-                    k: v if k in {"name", "description"} else (float(v) if v else None)
-                    for k, v in row.items()
-                }
-            )
-            for row in csv.DictReader(file)
-        )
+        features = tuple(_feature(row) for row in csv.DictReader(file))
     settings = Settings(**facts["settings"])
     return Run(settings, facts, features, params, standardiser, path)
 
 
+def _feature(row: dict[str, str]) -> Feature:
+    """Return a feature from its row of ``features.csv``; an empty cell is a missing number."""
+    texts = {"name", "description"}
+    values: dict[str, Any] = {
+        k: v if k in texts else (float(v) if v else None) for k, v in row.items()
+    }
+    return Feature(**values)

@@ -35,7 +35,7 @@ def t_interval(values: Tensor | list[float], overlap: float = 0.0) -> Interval:
     """
     numbers = torch.as_tensor(values, dtype=torch.float64)
     count, centre = len(numbers), float(numbers.mean())
-    if count < 2:  # noqa: PLR2004
+    if count < 2:
         return Interval(centre, centre, centre, count)
     error = math.sqrt(float(numbers.var()) * (1.0 / count + overlap))
     half = float(stats.t.ppf(0.975, count - 1)) * error
@@ -67,7 +67,7 @@ def nogueira_stability(masks: Tensor) -> float:
     """
     chosen = masks.double()
     density = float(chosen.mean())
-    if len(chosen) < 2 or density in {0.0, 1.0}:  # noqa: PLR2004
+    if len(chosen) < 2 or density in {0.0, 1.0}:
         return math.nan
     return 1.0 - float(chosen.var(0).mean()) / (density * (1.0 - density))
 
@@ -75,7 +75,7 @@ def nogueira_stability(masks: Tensor) -> float:
 def jaccard_stability(masks: Tensor) -> float:
     """Return the mean of |A ∩ B| / |A ∪ B| over pairs of selections [S, G]."""
     chosen = masks.double()
-    if len(chosen) < 2:  # noqa: PLR2004
+    if len(chosen) < 2:
         return math.nan
     both = chosen @ chosen.T
     sizes = chosen.sum(1)

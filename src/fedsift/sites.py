@@ -31,13 +31,12 @@ class SiteData(NamedTuple):
 
         Rows keep their order, so that what the model draws for each row does not depend on padding.
 
-        ``key`` is for the model's own randomness in this step.
+        ``key`` is this step's, for the model's own randomness.
         """
-        model_key = random.fold(key, step)
         rows = self.x.shape[0]
         if size is None or size >= rows:
-            return Batch(self.x, self.y, self.weight, model_key)
+            return Batch(self.x, self.y, self.weight, key)
         draw = random.uniform(random.fold(self.key, step), (rows,))
         draw = torch.where(self.weight > 0, draw, draw + 1.0)
         chosen = torch.topk(draw, size, largest=False).indices.sort().values
-        return Batch(self.x[chosen], self.y[chosen], self.weight[chosen], model_key)
+        return Batch(self.x[chosen], self.y[chosen], self.weight[chosen], key)

@@ -84,10 +84,16 @@ class GateMap:
         total: Tensor | None = None
         for leaf, view in self.views.items():
             value = tree[leaf]
-            axes = [i for i, (n, g) in enumerate(zip(value.shape, view.shape, strict=True)) if g < n]
+            axes = [
+                i for i, (n, g) in enumerate(zip(value.shape, view.shape, strict=True)) if g < n
+            ]
             summed = (value.sum(axes, keepdim=True) if axes else value).reshape(-1)
             after = self.size - view.start - view.count
-            padded = torch.nn.functional.pad(summed, (view.start, after)) if view.start or after else summed
+            padded = (
+                torch.nn.functional.pad(summed, (view.start, after))
+                if view.start or after
+                else summed
+            )
             total = padded if total is None else total + padded
         if total is None:
             msg = "this problem has no gated parameter: nothing can be selected"
@@ -109,7 +115,8 @@ class GateMap:
             floor = max(1, int(FLOOR * final / len(ranges)))
             top = scores.max() + 1.0
             reserved = [
-                top_mask(scores[start : start + count], min(floor, count)) for start, count in ranges
+                top_mask(scores[start : start + count], min(floor, count))
+                for start, count in ranges
             ]
             scores = scores + top * torch.cat(reserved)
         return top_mask(scores, kept)

@@ -78,9 +78,17 @@ class Settings(BaseModel):
         Raises:
             ValueError: more than there are, or none.
         """
-        count = self.features if self.features is not None else kept_count(float(self.density or 0), gates)
+        count = (
+            self.features
+            if self.features is not None
+            else kept_count(float(self.density or 0), gates)
+        )
         if not 1 <= count <= gates:
-            asked = f"features={self.features}" if self.features is not None else f"density={self.density}"
+            asked = (
+                f"features={self.features}"
+                if self.features is not None
+                else f"density={self.density}"
+            )
             msg = f"{asked} keeps {count} of {gates} features; ask for 1 to {gates}"
             raise ValueError(msg)
         return count
@@ -141,9 +149,13 @@ def linear_problem(data: FederatedData, gate: models.GateUnit = "feature") -> Pr
 
 
 @cache
-def _linear_problem(n_features: int, outcome: str, n_classes: int, gate: models.GateUnit) -> Problem:
+def _linear_problem(
+    n_features: int, outcome: str, n_classes: int, gate: models.GateUnit
+) -> Problem:
     outputs = n_classes if outcome == "multiclass" else 1
-    return supervised(models.linear(n_features, outputs, gate=gate), make_outcome(outcome, n_classes))
+    return supervised(
+        models.linear(n_features, outputs, gate=gate), make_outcome(outcome, n_classes)
+    )
 
 
 Progress = Callable[[str, int, dict[str, Any]], None]
@@ -174,11 +186,18 @@ def fit_case(
             for m, w in zip(masks.chunk(groups), magnitudes.chunk(groups), strict=True)
         ]
     )
-    means = trees.map_tensors(
-        lambda t: t.reshape(groups, -1, *t.shape[1:]).mean(1), params
-    )
+    means = trees.map_tensors(lambda t: t.reshape(groups, -1, *t.shape[1:]).mean(1), params)
     start = trees.map_tensors(lambda a, b: torch.cat([a, b]), params, means)
-    tuned = _refit(problem, rows, settings, start, torch.cat([masks, support]), method, _tell(progress, "refit"), checkpoint)
+    tuned = _refit(
+        problem,
+        rows,
+        settings,
+        start,
+        torch.cat([masks, support]),
+        method,
+        _tell(progress, "refit"),
+        checkpoint,
+    )
     final = tuned.params
     scores = {} if case.test is None else evaluate(problem, final, standardiser.apply(case.test))
     return Fit(
@@ -190,8 +209,9 @@ def fit_case(
         scores=scores,
         bytes_up=int(search.bytes_up.sum() + tuned.bytes_up.sum()),
         bytes_down=int(search.bytes_down.sum() + tuned.bytes_down.sum()),
-        bytes_dense=_dense_bytes(problem, search),
-        history=[{"stage": "search", **r} for r in search.history] + [{"stage": "refit", **r} for r in tuned.history],
+        bytes_dense=_dense_bytes(problem, search) + _dense_bytes(problem, tuned),
+        history=[{"stage": "search", **r} for r in search.history]
+        + [{"stage": "refit", **r} for r in tuned.history],
     )
 
 
@@ -220,7 +240,9 @@ def _search(
         rows,
         algorithm,
         seeds=[s for _ in rows.sites for s in seeds] if alone else list(seeds),
-        eligible=torch.eye(rows.n_sites, dtype=torch.bool).repeat_interleave(len(seeds), 0) if alone else None,
+        eligible=torch.eye(rows.n_sites, dtype=torch.bool).repeat_interleave(len(seeds), 0)
+        if alone
+        else None,
         data_seed=settings.seed,
         participation=_participation(settings) if method.rows == "federated" else 1.0,
         weights=settings.weights,
@@ -275,17 +297,21 @@ def _tell(progress: Progress | None, stage: str) -> Callback | None:
     return None if progress is None else lambda record: progress(stage, record["round"], record)
 
 
-def _dense_bytes(problem: Problem, search: Training) -> int:
+def _dense_bytes(problem: Problem, run: Training) -> int:
     """Return the bytes if the whole model had travelled both ways in every round."""
-    numbers = sum(leaf.numel() for leaf in problem.init(search.job.run_keys[0]).values())
-    visits = sum(sum(record["sites"].values()) for record in search.history)
+    numbers = sum(leaf.numel() for leaf in problem.init(run.job.run_keys[0]).values())
+    visits = sum(sum(record["sites"].values()) for record in run.history)
     return 2 * 4 * numbers * visits
 
 
 def summarise(fits: Sequence[Fit], cases: Sequence[Case]) -> dict[str, Any]:
     """Return the scores of a method over its cases, as the command line prints them."""
     figures: dict[str, Any] = {}
-    tested = [(f, c.train, c.test, c.truth) for f, c in zip(fits, cases, strict=True) if c.test is not None]
+    tested = [
+        (f, c.train, c.test, c.truth)
+        for f, c in zip(fits, cases, strict=True)
+        if c.test is not None
+    ]
     if tested:
         measure = "r2" if "r2" in tested[0][0].scores else "accuracy"
         _, train_rows, test_rows, truth = tested[0]
@@ -297,7 +323,9 @@ def summarise(fits: Sequence[Fit], cases: Sequence[Case]) -> dict[str, Any]:
     known = [recovery(f, c) for f, c in zip(fits, cases, strict=True) if c.truth is not None]
     if known:
         figures["support_recovery"] = t_interval([single for single, _ in known]).to_json()
-        figures["ensemble_support_recovery"] = t_interval([together for _, together in known]).to_json()
+        figures["ensemble_support_recovery"] = t_interval(
+            [together for _, together in known]
+        ).to_json()
     return figures
 
 

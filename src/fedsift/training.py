@@ -83,7 +83,9 @@ class Training:
     @property
     def params(self) -> Tree:
         """The solutions of all seeds, leaves [S, ...]."""
-        solution: Tree = vmap(lambda s: self.job.algorithm.solution(self.job.problem, s))(self.carried.server)
+        solution: Tree = vmap(lambda s: self.job.algorithm.solution(self.job.problem, s))(
+            self.carried.server
+        )
         return solution
 
 
@@ -92,7 +94,9 @@ def evaluate(problem: Problem, params: Tree, data: FederatedData) -> dict[str, T
     sums: dict[str, tuple[Tensor, Tensor]] = {}
     for start in range(0, data.n_samples, EVALUATION_ROWS):
         rows = slice(start, start + EVALUATION_ROWS)
-        batch = Batch(data.x[rows], data.y[rows], data.weight[rows], torch.zeros((), dtype=torch.int64))
+        batch = Batch(
+            data.x[rows], data.y[rows], data.weight[rows], torch.zeros((), dtype=torch.int64)
+        )
         part = vmap(lambda p, b=batch: problem.evaluate(p, b))(params)
         for name, (total, weight) in part.items():
             before = sums.get(name, (0.0, 0.0))
@@ -109,7 +113,7 @@ def train(
     rounds: int | None = None,
     seeds: Sequence[int] = (0,),
     data_seed: int = 0,
-    participation: float | int = 1.0,
+    participation: float = 1.0,
     weights: Weights = "samples",
     engine: str = "vectorized",
     compiled: bool | None = None,
@@ -148,24 +152,35 @@ def train(
     """
     channel = channel or channels.Lossless()
     check_pair(algorithm, channel)
-    if not 0 < participation or (isinstance(participation, float) and participation > 1):
+    if not participation > 0 or (isinstance(participation, float) and participation > 1):
         msg = f"participation is {participation}; give a fraction in (0, 1] or a number of sites"
         raise ValueError(msg)
     job = Job(
-        problem, data, algorithm, channel, aggregation.mean, tuple(seeds), data_seed, weights, eligible, delivery
+        problem,
+        data,
+        algorithm,
+        channel,
+        aggregation.mean,
+        tuple(seeds),
+        data_seed,
+        weights,
+        eligible,
+        delivery,
     )
     zeros = torch.zeros(len(seeds), dtype=torch.int64)
     run = Training(job, begin(job, start), 0, [], zeros, zeros.clone(), zeros.clone())
     if checkpoint is not None and checkpoint.path.exists():
         load_training(checkpoint.path, run)
-    loop = _Loop(run, rounds or algorithm.rounds, participation, evaluate_every, callback, checkpoint)
+    loop = _Loop(
+        run, rounds or algorithm.rounds, participation, evaluate_every, callback, checkpoint
+    )
     if compiled is None:
         compiled = work(job, rounds or algorithm.rounds, participation) > COMPILE_FROM
     loop.proceed(make_engine(engine, compiled=compiled))
     return run
 
 
-def work(job: Job, rounds: int, participation: float | int) -> float:
+def work(job: Job, rounds: int, participation: float) -> float:
     """Return the numbers that a run updates: lanes x parameters x local steps x rounds."""
     lanes = int(job.participants(0, participation).sum())
     numbers = sum(leaf.numel() for leaf in job.problem.init(job.run_keys[0]).values())
@@ -195,7 +210,11 @@ class _Loop:
     checkpoint: StageCheckpoint | None
 
     def __post_init__(self) -> None:
-        self.retained = _retain(self.run)
+        run = self.run
+        if run.first_loss is None:
+            loss = evaluate(run.job.problem, run.params, run.job.data)["loss"]
+            run.first_loss = torch.where(torch.isfinite(loss), loss, torch.inf)
+        self.retained = _retain(run)
         self.saved = time.monotonic()
 
     def proceed(self, engine: Engine) -> None:
@@ -218,13 +237,20 @@ class _Loop:
         for exchange in run.job.algorithm.exchanges_at(run.round):
             asked = run.job.eligible if run.job.algorithm.asks_everyone(exchange) else participants
             run.carried, report = engine.exchange(run.job, run.carried, run.round, exchange, asked)
-            run.bytes_up, run.bytes_down = run.bytes_up + report.bytes_up, run.bytes_down + report.bytes_down
+            run.bytes_up, run.bytes_down = (
+                run.bytes_up + report.bytes_up,
+                run.bytes_down + report.bytes_down,
+            )
             info |= report.info
         run.round += 1
         record: dict[str, Any] = {"round": run.round}
-        due = run.round % self.every == 0 or run.round == self.rounds or run.first_loss is None
+        due = run.round % self.every == 0 or run.round in {1, self.rounds}
         figures = evaluate(run.job.problem, run.params, run.job.data) if due else {}
-        healthy = _recover(run, figures["loss"], self.retained) if due else torch.ones(1, dtype=torch.bool)
+        healthy = (
+            _recover(run, figures["loss"], self.retained)
+            if due
+            else torch.ones(1, dtype=torch.bool)
+        )
         if healthy.any():
             record |= {name: float(value[healthy].mean()) for name, value in figures.items()}
         record |= {name: float(value.double().mean()) for name, value in info.items()}
@@ -237,6 +263,12 @@ class _Loop:
         run.history.append(record)
         if due and healthy.all():
             self._keep()
+        elif due:
+            # A seed that diverges again before the next healthy state must not try the same step.
+            server = trees.where(healthy, self.retained.carried.server, run.carried.server)
+            self.retained = self.retained._replace(
+                carried=self.retained.carried._replace(server=server)
+            )
         if self.callback is not None:
             self.callback(record)
 
@@ -256,7 +288,9 @@ def _who(run: Training, participants: Tensor) -> dict[str, int]:
 def _retain(run: Training) -> Retained:
     """Return the state of now; only the store is changed in place, so only it is copied."""
     carried = run.carried._replace(store=run.carried.store.copy())
-    return Retained(carried, run.round, len(run.history), (run.bytes_up, run.bytes_down, run.retries))
+    return Retained(
+        carried, run.round, len(run.history), (run.bytes_up, run.bytes_down, run.retries)
+    )
 
 
 def _reset(run: Training, retained: Retained) -> None:
@@ -271,10 +305,9 @@ def _recover(run: Training, loss: Tensor, retained: Retained) -> Tensor:
 
     Return which seeds are healthy, [S].
     """
-    if run.first_loss is None:
-        run.first_loss = torch.where(torch.isfinite(loss), loss, torch.inf)
+    first = run.first_loss if run.first_loss is not None else torch.full_like(loss, torch.inf)
     finite = vmap(trees.all_finite)(run.carried.server)
-    healthy = finite & torch.isfinite(loss) & (loss <= DIVERGED * run.first_loss.clamp(min=1e-3))
+    healthy = finite & torch.isfinite(loss) & (loss <= DIVERGED * first.clamp(min=1e-3))
     if healthy.all():
         return healthy
     sick = (~healthy).nonzero().squeeze(1)
@@ -282,7 +315,12 @@ def _recover(run: Training, loss: Tensor, retained: Retained) -> Tensor:
     smaller = run.job.algorithm.back_off(retained.carried.server)
     if smaller is None or int(run.retries.max()) > MAX_RETRIES:
         raise TrainingError(_divergence(run))
-    log.warning("%d of %d seeds diverged in round %d: rolled back, smaller step", len(sick), len(loss), run.round)
+    log.warning(
+        "%d of %d seeds diverged in round %d: rolled back, smaller step",
+        len(sick),
+        len(loss),
+        run.round,
+    )
     old, now = retained.carried, run.carried
     run.carried = now._replace(
         server=trees.where(healthy, now.server, smaller),
@@ -296,7 +334,9 @@ def _recover(run: Training, loss: Tensor, retained: Retained) -> Tensor:
 
 def _to_send_again(broadcast: Broadcast) -> Broadcast:
     """Return a broadcast of which the sites hold nothing: they heard the diverged one since."""
-    return broadcast._replace(changed_at={k: t.clamp(min=0) for k, t in broadcast.changed_at.items()})
+    return broadcast._replace(
+        changed_at={k: t.clamp(min=0) for k, t in broadcast.changed_at.items()}
+    )
 
 
 def _divergence(run: Training) -> str:
@@ -304,7 +344,11 @@ def _divergence(run: Training) -> str:
     job = run.job
     worst = max(
         job.data.sites,
-        key=lambda name: float(evaluate(job.problem, run.params, job.data.site(name))["loss"].nan_to_num(torch.inf).max()),
+        key=lambda name: float(
+            evaluate(job.problem, run.params, job.data.site(name))["loss"]
+            .nan_to_num(torch.inf)
+            .max()
+        ),
     )
     return (
         f"{type(job.algorithm).__name__} diverged by round {run.round} even with smaller steps; the loss is "

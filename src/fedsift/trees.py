@@ -56,7 +56,9 @@ def where(condition: Tensor, chosen: Any, other: Any) -> Any:
     """Choose between two structures; ``condition`` broadcasts from the first axes on."""
 
     def choose(a: Tensor, b: Tensor) -> Tensor:
-        return torch.where(condition.reshape(condition.shape + (1,) * (a.ndim - condition.ndim)), a, b)
+        return torch.where(
+            condition.reshape(condition.shape + (1,) * (a.ndim - condition.ndim)), a, b
+        )
 
     return map_tensors(choose, chosen, other)
 
@@ -102,8 +104,10 @@ def norm(a: Tree) -> Tensor:
 
 
 def all_finite(structure: Any) -> Tensor:
-    """Return a boolean scalar: is every number finite?"""
-    return torch.stack([torch.isfinite(tensor).all() for tensor in leaves(structure)]).all()
+    """Return a boolean scalar: is every number, and every tensor's sum, finite?"""
+    return torch.isfinite(
+        torch.stack([tensor.sum().double() for tensor in leaves(structure)])
+    ).all()
 
 
 def join(**parts: Tree | Tensor) -> Tree:

@@ -7,4 +7,14 @@ from fedsift.algorithms.eflops import EFLoPS
 from fedsift.algorithms.eflops_paper import EFLoPSPaper
 from fedsift.algorithms.fedavg import FedAvg, FedHT, FedIterHT, Tuning
 
-__all__ = ["EFLoPS", "EFLoPSPaper", "Algorithm", "FedAvg", "FedHT", "FedIterHT", "LocalTraining", "Total", "Tuning"]
+__all__ = [
+    "Algorithm",
+    "EFLoPS",
+    "EFLoPSPaper",
+    "FedAvg",
+    "FedHT",
+    "FedIterHT",
+    "LocalTraining",
+    "Total",
+    "Tuning",
+]

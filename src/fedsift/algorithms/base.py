@@ -51,11 +51,11 @@ class Algorithm(ABC):
 
     rounds: int = 300
 
-    def exchanges_at(self, round_number: int) -> tuple[str, ...]:  # noqa: ARG002
+    def exchanges_at(self, round_number: int) -> tuple[str, ...]:
         """Return the exchanges of this round."""
         return self.exchanges
 
-    def asks_everyone(self, exchange: str) -> bool:  # noqa: ARG002
+    def asks_everyone(self, exchange: str) -> bool:
         """Return whether this exchange goes to all sites, or to the round's participants."""
         return False
 
@@ -73,12 +73,20 @@ class Algorithm(ABC):
 
     @abstractmethod
     def client_round(
-        self, problem: Problem, shared: Tree, client: Any, data: SiteData, key: Tensor, exchange: str
+        self,
+        problem: Problem,
+        shared: Tree,
+        client: Any,
+        data: SiteData,
+        key: Tensor,
+        exchange: str,
     ) -> tuple[Upload, Any, Info]:
         """Return a site's upload, its next ClientState and diagnostics."""
 
     @abstractmethod
-    def server_round(self, problem: Problem, server: Any, totals: Totals, exchange: str) -> tuple[Any, Info]:
+    def server_round(
+        self, problem: Problem, server: Any, totals: Totals, exchange: str
+    ) -> tuple[Any, Info]:
         """Return the next ServerState and diagnostics."""
 
     @abstractmethod
@@ -124,7 +132,7 @@ class LocalTraining(Algorithm):
     def asks_everyone(self, exchange: str) -> bool:
         return exchange == "curvature"
 
-    def client_init(self, problem: Problem, shared: Tree) -> SiteStep:  # noqa: ARG002
+    def client_init(self, problem: Problem, shared: Tree) -> SiteStep:
         return SiteStep(torch.zeros(()))
 
     def step_size(self, shared: Tree, client: SiteStep) -> Tensor:
@@ -135,7 +143,13 @@ class LocalTraining(Algorithm):
         return self.safety * shared["step_scale"] / bound
 
     def measure_curvature(
-        self, problem: Problem, params: Tree, client: SiteStep, data: SiteData, key: Tensor, scaling: Tree | None = None
+        self,
+        problem: Problem,
+        params: Tree,
+        client: SiteStep,
+        data: SiteData,
+        key: Tensor,
+        scaling: Tree | None = None,
     ) -> tuple[Upload, SiteStep, Info]:
         """Answer the ``curvature`` exchange. L_c may halve at most from one measurement to the next."""
         batch = data.batch(0, self.batch_size, key)

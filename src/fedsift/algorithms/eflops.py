@@ -79,10 +79,12 @@ class EFLoPS(LocalTraining):
     gate: HardConcrete = HardConcrete()
 
     def server_init(self, problem: Problem, key: Tensor) -> ServerState:
-        phi = self.prior + 0.1 * random.normal(random.fold(key, "gates"), (problem.gates.size,))
-        one = torch.ones(())
+        start = problem.init(key)
+        dtype = next(iter(start.values())).dtype
+        noise = random.normal(random.fold(key, "gates"), (problem.gates.size,), dtype)
+        phi, one = self.prior + 0.1 * noise, torch.ones((), dtype=dtype)
         # Gates shrink what passes a layer by √E[z²]; the start makes up for it.
-        theta = problem.gates.multiply(problem.init(key), 1.0 / self.gate.mean_square(phi).sqrt())
+        theta = problem.gates.multiply(start, 1.0 / self.gate.mean_square(phi).sqrt())
         return ServerState(
             round=torch.zeros((), dtype=torch.int64),
             theta=theta,
@@ -98,7 +100,7 @@ class EFLoPS(LocalTraining):
         return math.log(self.start_density / (1.0 - self.start_density))
 
     def kept(self, problem: Problem) -> int:
-        """m."""
+        """M."""
         return max(1, kept_count(self.density, problem.gates.size))
 
     def unit(self, problem: Problem) -> float:
@@ -121,7 +123,7 @@ class EFLoPS(LocalTraining):
         """∂KL/∂φ at the prior."""
         return self.gate.kl_slope_table(self.prior)
 
-    def download(self, problem: Problem, server: ServerState, exchange: str) -> Tree:  # noqa: ARG002
+    def download(self, problem: Problem, server: ServerState, exchange: str) -> Tree:
         progress = server.round.to(torch.float32) / self.rounds
         decay = 1.0 - progress if self.entropy_decay else torch.ones_like(progress)
         return trees.join(
@@ -135,7 +137,13 @@ class EFLoPS(LocalTraining):
         )
 
     def client_round(
-        self, problem: Problem, shared: Tree, client: SiteStep, data: SiteData, key: Tensor, exchange: str
+        self,
+        problem: Problem,
+        shared: Tree,
+        client: SiteStep,
+        data: SiteData,
+        key: Tensor,
+        exchange: str,
     ) -> tuple[Upload, SiteStep, Info]:
         start, phi = trees.part(shared, "theta"), shared["phi"]
         if exchange == "curvature":
@@ -151,7 +159,13 @@ class EFLoPS(LocalTraining):
         return {"loss": (upload, data.share)}, client, {}
 
     def gated_curvature(
-        self, problem: Problem, theta: Tree, phi: Tensor, client: SiteStep, data: SiteData, key: Tensor
+        self,
+        problem: Problem,
+        theta: Tree,
+        phi: Tensor,
+        client: SiteStep,
+        data: SiteData,
+        key: Tensor,
     ) -> tuple[Upload, SiteStep, Info]:
         """Measure the curvature in θ̃: ‖D ∇²L^c D‖ with D = diag(√E[z²])."""
         params = problem.gates.multiply(theta, self.gate.mean(phi))
@@ -160,13 +174,22 @@ class EFLoPS(LocalTraining):
         return self.measure_curvature(problem, params, client, data, key, scaling)
 
     def descend(
-        self, problem: Problem, theta: Tree, phi: Tensor, shared: Tree, data: SiteData, step: Tensor, key: Tensor
+        self,
+        problem: Problem,
+        theta: Tree,
+        phi: Tensor,
+        shared: Tree,
+        data: SiteData,
+        step: Tensor,
+        key: Tensor,
     ) -> tuple[Tree, Tensor, Tensor]:
         """Take the local steps from (θ̃, φ) and the shared λ; return all three."""
         multiplier = shared["multiplier"]
         gate_step, dual_step = self.gate_step(problem), self.dual_step(problem)
         for local in range(self.local_steps):
-            d_theta, d_phi = self.loss_slopes(problem, theta, phi, data, local, random.fold(key, local))
+            d_theta, d_phi = self.loss_slopes(
+                problem, theta, phi, data, local, random.fold(key, local)
+            )
             active = self.gate.prob_active(phi)
             violation = active.sum() - shared["target"]
             d_phi = (
@@ -187,10 +210,13 @@ class EFLoPS(LocalTraining):
         batch = data.batch(local, self.batch_size, key)
         d_theta, d_phi = trees.zeros_like(theta), torch.zeros_like(phi)
         for sample in range(self.gate_samples):
-            u = random.uniform(random.fold(key, sample), tuple(phi.shape), phi.dtype)
+            draw = random.fold(key, sample) if sample else key
+            u = random.uniform(draw, tuple(phi.shape), phi.dtype)
             z, slope = self.gate.sample_with_slope(phi, u)
             field = problem.operators["loss"](problem.gates.multiply(theta, z), batch)
-            d_theta = trees.add_scaled(d_theta, 1.0 / self.gate_samples, problem.gates.multiply(field, z))
+            d_theta = trees.add_scaled(
+                d_theta, 1.0 / self.gate_samples, problem.gates.multiply(field, z)
+            )
             reduced = problem.gates.reduce(trees.multiply(field, theta))
             d_phi = d_phi + slope * reduced / self.gate_samples
         return d_theta, d_phi
@@ -204,7 +230,9 @@ class EFLoPS(LocalTraining):
         phi = (server.phi + mean["phi"]).clamp(-PHI_MAX, PHI_MAX)
         server = server._replace(
             round=server.round + 1,
-            theta=trees.add_scaled(server.theta, 1.0 / mean["inverse_step"], trees.part(mean, "theta")),
+            theta=trees.add_scaled(
+                server.theta, 1.0 / mean["inverse_step"], trees.part(mean, "theta")
+            ),
             phi=phi,
             multiplier=mean["multiplier"],
         )

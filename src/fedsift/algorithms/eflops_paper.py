@@ -46,7 +46,9 @@ class EFLoPSPaper(EFLoPS):
         """Return m, or the number of gates before the prune start."""
         return torch.where(round_number < self.prune_start, problem.gates.size, self.kept(problem))
 
-    def pack(self, problem: Problem, theta: Tree, gates: Tensor, kept: Tensor) -> tuple[Tree, Tensor, Tensor]:
+    def pack(
+        self, problem: Problem, theta: Tree, gates: Tensor, kept: Tensor
+    ) -> tuple[Tree, Tensor, Tensor]:
         """Return θ on the top m, the mean gates there less the rest's mean, and the rest's mean."""
         params = problem.gates.multiply(theta, gates)
         mask = problem.gates.keep(problem.gates.magnitude(params), kept, self.kept(problem))
@@ -61,9 +63,17 @@ class EFLoPSPaper(EFLoPS):
         return problem.gates.multiply(theta, 1.0 / gates), phi
 
     def client_round(
-        self, problem: Problem, shared: Tree, client: SiteStep, data: SiteData, key: Tensor, exchange: str
+        self,
+        problem: Problem,
+        shared: Tree,
+        client: SiteStep,
+        data: SiteData,
+        key: Tensor,
+        exchange: str,
     ) -> tuple[Upload, SiteStep, Info]:
-        theta, phi = self.unpack(problem, trees.part(shared, "theta"), shared["rest"] + shared["gates"])
+        theta, phi = self.unpack(
+            problem, trees.part(shared, "theta"), shared["rest"] + shared["gates"]
+        )
         if exchange == "curvature":
             return self.gated_curvature(problem, theta, phi, client, data, key)
         step = self.step_size(shared, client)

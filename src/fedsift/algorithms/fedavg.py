@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedsift import trees
+from fedsift import random, trees
 from fedsift.algorithms.base import Info, LocalTraining, SiteStep, Totals, Upload
 from fedsift.problems import Problem
 from fedsift.sites import SiteData
@@ -45,15 +45,25 @@ class FedAvg(LocalTraining):
         one = torch.ones(())
         return ServerState(torch.zeros((), dtype=torch.int64), problem.init(key), 0.0 * one, one)
 
-    def download(self, problem: Problem, server: ServerState, exchange: str) -> Tree:  # noqa: ARG002
-        return trees.join(theta=server.theta, curvature=server.curvature, step_scale=server.step_scale)
+    def download(self, problem: Problem, server: ServerState, exchange: str) -> Tree:
+        return trees.join(
+            theta=server.theta, curvature=server.curvature, step_scale=server.step_scale
+        )
 
     def client_round(
-        self, problem: Problem, shared: Tree, client: SiteStep, data: SiteData, key: Tensor, exchange: str
+        self,
+        problem: Problem,
+        shared: Tree,
+        client: SiteStep,
+        data: SiteData,
+        key: Tensor,
+        exchange: str,
     ) -> tuple[Upload, SiteStep, Info]:
         start = trees.part(shared, "theta")
         if exchange == "curvature":
-            return self.measure_curvature(problem, start, client, data, key, self.scaling(problem, shared))
+            return self.measure_curvature(
+                problem, start, client, data, key, self.scaling(problem, shared)
+            )
         step = self.step_size(shared, client)
         theta = self.local_steps_from(problem, start, shared, data, step, key)
         change = trees.scale(trees.subtract(theta, start), 1.0 / step)
@@ -64,15 +74,15 @@ class FedAvg(LocalTraining):
     ) -> Tree:
         """Take the local steps."""
         for local in range(self.local_steps):
-            batch = data.batch(local, self.batch_size, key)
+            batch = data.batch(local, self.batch_size, random.fold(key, local))
             theta = trees.add_scaled(theta, -step, problem.operators["loss"](theta, batch))
             theta = self.after_step(problem, theta, shared)
         return theta
 
-    def after_step(self, problem: Problem, theta: Tree, shared: Tree) -> Tree:  # noqa: ARG002
+    def after_step(self, problem: Problem, theta: Tree, shared: Tree) -> Tree:
         return theta
 
-    def scaling(self, problem: Problem, shared: Tree) -> Tree | None:  # noqa: ARG002
+    def scaling(self, problem: Problem, shared: Tree) -> Tree | None:
         """Return the change of variable in which the curvature is measured."""
         return None
 
@@ -82,10 +92,14 @@ class FedAvg(LocalTraining):
         mean = totals["loss"].mean
         if exchange == "curvature":
             return server._replace(curvature=mean["curvature"]), {}
-        theta = trees.add_scaled(server.theta, 1.0 / mean["inverse_step"], trees.part(mean, "theta"))
-        return server._replace(round=server.round + 1, theta=self.after_average(problem, server, theta)), {}
+        theta = trees.add_scaled(
+            server.theta, 1.0 / mean["inverse_step"], trees.part(mean, "theta")
+        )
+        return server._replace(
+            round=server.round + 1, theta=self.after_average(problem, server, theta)
+        ), {}
 
-    def after_average(self, problem: Problem, server: ServerState, theta: Tree) -> Tree:  # noqa: ARG002
+    def after_average(self, problem: Problem, server: ServerState, theta: Tree) -> Tree:
         return theta
 
     def solution(self, problem: Problem, server: ServerState) -> Tree:
@@ -132,14 +146,23 @@ class FedIterHT(FedHT):
     """
 
     def download(self, problem: Problem, server: ServerState, exchange: str) -> Tree:
-        return {**super().download(problem, server, exchange), "kept": self.kept_now(problem, server.round)}
+        return {
+            **super().download(problem, server, exchange),
+            "kept": self.kept_now(problem, server.round),
+        }
 
     def after_step(self, problem: Problem, theta: Tree, shared: Tree) -> Tree:
         final = kept_count(self.density, problem.gates.size)
         return threshold(problem, theta, shared["kept"], final)
 
     def client_round(
-        self, problem: Problem, shared: Tree, client: SiteStep, data: SiteData, key: Tensor, exchange: str
+        self,
+        problem: Problem,
+        shared: Tree,
+        client: SiteStep,
+        data: SiteData,
+        key: Tensor,
+        exchange: str,
     ) -> tuple[Upload, SiteStep, Info]:
         start = trees.part(shared, "theta")
         if exchange == "curvature":

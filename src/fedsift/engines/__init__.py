@@ -12,8 +12,8 @@ ENGINES = ("vectorized", "loop")
 
 
 # Numbers updated in a run (lanes x parameters x local steps x rounds) from which fusing repays its
-# compile of about 15 s; unfused work takes some 50 ns a number on one core.
-COMPILE_FROM = 3e8
+# compile of about 15 s; unfused work takes some 150 ns a number on one core.
+COMPILE_FROM = 1e8
 
 
 def make_engine(name: str, *, compiled: bool = False) -> Engine:

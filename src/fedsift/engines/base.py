@@ -55,11 +55,16 @@ class Job:
     def __post_init__(self) -> None:
         keys = torch.stack([random.key("run", seed) for seed in self.seeds])
         names = torch.stack([random.key("site", name) for name in self.data.sites])
-        rows = torch.stack([weight.sum() for weight in self.data.weight.split(list(self.data.sizes))])
+        rows = torch.stack(
+            [weight.sum() for weight in self.data.weight.split(list(self.data.sizes))]
+        )
         sizes = torch.tensor(self.data.sizes)
         shares = rows if self.weights == "samples" else torch.ones_like(rows)
         everyone = torch.ones((len(self.seeds), self.data.n_sites), dtype=torch.bool)
         eligible = everyone if self.eligible is None else self.eligible
+        if len(eligible.sum(1).unique()) > 1:
+            msg = "eligible names a different number of sites for different seeds; give all the same number"
+            raise ValueError(msg)
         derived = {
             "run_keys": keys,
             "site_keys": names,
@@ -72,7 +77,7 @@ class Job:
         for name, value in derived.items():
             object.__setattr__(self, name, value)
 
-    def participants(self, round_number: int, participation: float | int) -> Tensor:
+    def participants(self, round_number: int, participation: float) -> Tensor:
         """Return who takes part in a round, [S, C] bool: the K sites with the smallest hash.
 
         K = ⌊participation · eligible sites⌋ for a fraction, at least one, or the count itself. The
@@ -94,7 +99,9 @@ class Job:
 
     def lane_keys(self, round_number: int, exchange: str, seeds: Tensor, sites: Tensor) -> Tensor:
         """Return the keys of the lanes (seed, site) in an exchange."""
-        return random.fold(random.fold(self.run_keys[seeds], exchange, round_number), self.site_keys[sites])
+        return random.fold(
+            random.fold(self.run_keys[seeds], exchange, round_number), self.site_keys[sites]
+        )
 
     def batch_keys(self, round_number: int, exchange: str, sites: Tensor) -> Tensor:
         """Return the keys that draw the sites' batches, the same for all run seeds."""

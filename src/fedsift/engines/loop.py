@@ -71,9 +71,8 @@ class Loop:
                 site_infos.append(reply.info)
                 if not reply.whole:
                     rejected.append((s, c))
-                envelope = Envelope(
-                    inbox.run, carried.tick, exchange, job.data.sites[c], inbox.schema, int(ledger[s, c])
-                )
+                name, last = job.data.sites[c], int(ledger[s, c])
+                envelope = Envelope(inbox.run, carried.tick, exchange, name, inbox.schema, last)
                 for arrives in _arrivals(job, carried.tick, s, c):
                     uploads.append(reply.upload)
                     counted.append(arrives and reply.whole and inbox.take(envelope))
@@ -142,7 +141,13 @@ class Loop:
         return _Reply(received, whole, size, info)
 
     def _combine(
-        self, job: Job, server: Any, uploads: list[Upload], counted: list[bool], s: int, exchange: str
+        self,
+        job: Job,
+        server: Any,
+        uploads: list[Upload],
+        counted: list[bool],
+        s: int,
+        exchange: str,
     ) -> tuple[Any, dict[str, Tensor]]:
         """Aggregate what was counted and step the server, unless nothing was."""
         ok = torch.tensor(counted)

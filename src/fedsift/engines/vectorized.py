@@ -31,17 +31,21 @@ BLOCKS = 64  # padded blocks of rows that are kept
 class Grid(NamedTuple):
     """Which seeds are at which sites.
 
-    ``sites`` [U]; ``seeds`` [U, Q]; ``lane`` [L] places of the real lanes in the flattened grid,
-    ordered by seed, then site, K to a seed; ``seed`` and ``site`` [L] say whose they are; ``full``:
-    every seed is at every site.
+    ``sites`` [U]; ``seeds`` [U, Q]; ``real`` [U, Q] the places that are lanes; ``lane`` [S, K] where
+    a seed's lanes are in the flattened grid, in order of the sites' numbers, and ``site`` [S, K]
+    whose they are; ``full``: every seed is at every site.
     """
 
     sites: Tensor
     seeds: Tensor
+    real: Tensor
     lane: Tensor
-    seed: Tensor
     site: Tensor
     full: bool
+
+    def by_seed(self, structure: Any) -> Any:
+        """Arrange structures [U·Q, ...] of the grid's places as [S, K, ...]."""
+        return trees.map_tensors(lambda t: t[self.lane], structure)
 
 
 def lay_out(participants: Tensor, order: Tensor) -> Grid:
@@ -59,10 +63,13 @@ def lay_out(participants: Tensor, order: Tensor) -> Grid:
     width = n_seeds if 2 * needed > n_seeds else 1 << (needed - 1).bit_length()
     seeds = seed[starts].unsqueeze(1).repeat(1, width)
     seeds[row, column] = seed
-    site = order[position]
-    by_seed = torch.argsort(seed * n_sites + site)
-    lane = row * width + column
-    return Grid(order[rows], seeds, lane[by_seed], seed[by_seed], site[by_seed], bool(participants.all()))
+    real = torch.zeros_like(seeds, dtype=torch.bool)
+    real[row, column] = True
+    by_seed = torch.argsort(seed * n_sites + order[position])
+    lane, site = (
+        (t[by_seed]).reshape(n_seeds, -1) for t in (row * width + column, order[position])
+    )
+    return Grid(order[rows], seeds, real, lane, site, bool(participants.all()))
 
 
 @dataclass
@@ -76,7 +83,9 @@ class Vectorized:
 
     compiled: bool = False
     memory: float = 1e9
-    _blocks: dict[tuple[int, ...], tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict, repr=False)
+    _blocks: dict[tuple[int, ...], tuple[Tensor, Tensor, Tensor]] = field(
+        default_factory=dict, repr=False
+    )
 
     def exchange(
         self, job: Job, carried: Carried, round_number: int, exchange: str, participants: Tensor
@@ -89,43 +98,58 @@ class Vectorized:
             carried.broadcast, shared
         )
         outcome = self._sites(job, carried, grid, broadcast.replica, round_number, exchange)
-        sent, state, info, size_up, finite = trees.map_tensors(lambda t: t[grid.lane], outcome)
-        carried.store.stage(carried.store.rows(grid.site), grid.seed, state, carried.tick)
-
+        sent, info, size_up, finite = grid.by_seed(outcome)
+        seed = torch.arange(len(job.seeds)).unsqueeze(1).expand_as(grid.site)
         taken = finite
         if job.delivery is not None:
-            taken = finite & (job.delivery(carried.tick, grid.seed, grid.site) > 0)
+            arrived = job.delivery(carried.tick, seed.reshape(-1), grid.site.reshape(-1))
+            taken = finite & (arrived > 0).reshape(finite.shape)
         server, server_info = _serve(job, carried.server, sent, taken, exchange)
         ledger, seen = carried.ledger.clone(), carried.seen.clone()
-        ledger[grid.seed[taken], grid.site[taken]] = carried.tick
-        seen[grid.seed, grid.site] = carried.tick
+        ledger[seed[taken], grid.site[taken]] = carried.tick
+        seen[seed, grid.site] = carried.tick
         report = Report(
-            {k: v.reshape(len(job.seeds), -1).mean(1) for k, v in info.items()} | server_info,
-            size_up.reshape(len(job.seeds), -1).sum(1),
-            _download_sizes(broadcast, carried.seen, grid).reshape(len(job.seeds), -1).sum(1),
-            torch.stack([grid.seed[~finite], grid.site[~finite]], 1),
+            {k: v.mean(1) for k, v in info.items()} | server_info,
+            size_up.sum(1),
+            _download_sizes(broadcast, carried.seen.gather(1, grid.site)).sum(1),
+            torch.stack([seed[~finite], grid.site[~finite]], 1),
         )
         return Carried(server, broadcast, carried.store, ledger, seen, carried.tick + 1), report
 
     def _sites(
         self, job: Job, carried: Carried, grid: Grid, replica: Any, round_number: int, exchange: str
     ) -> Any:
-        """Run the work of every lane of the grid; return structures [U·Q, ...]."""
+        """Run the work of the grid and keep the sites' states.
+
+        Return (sent, info, size, finite) of every place, leaves [U·Q, ...].
+        """
         parts = []
         numbers = sum(leaf[0].numel() for leaf in trees.leaves(replica))
         for chunk in self._chunks(job, grid, numbers):
-            seeds, sites = grid.seeds[chunk], grid.sites[chunk]
+            seeds, sites, real = grid.seeds[chunk], grid.sites[chunk], grid.real[chunk].reshape(-1)
             across = sites.unsqueeze(1).expand_as(seeds)
-            rows = carried.store.rows(across.reshape(-1))
-            state = carried.store.load(
-                rows, seeds.reshape(-1), carried.ledger[seeds.reshape(-1), across.reshape(-1)]
+            lanes = (carried.store.rows(across.reshape(-1)), seeds.reshape(-1))
+            state = carried.store.load(*lanes, carried.ledger[lanes[1], across.reshape(-1)])
+            state = trees.map_tensors(
+                lambda t, shape=seeds.shape: t.reshape(*shape, *t.shape[1:]), state
             )
-            state = trees.map_tensors(lambda t, shape=seeds.shape: t.reshape(*shape, *t.shape[1:]), state)
             keys = job.lane_keys(round_number, exchange, seeds, across)
             batches = job.batch_keys(round_number, exchange, sites)
             data = (*self._block(job, sites), job.shares[sites], batches)
-            parts.append(self._run(job, exchange, grid.full, _shared(replica, grid.full, seeds), state, data, keys))
-        return trees.map_tensors(lambda *pieces: torch.cat(pieces), *parts) if len(parts) > 1 else parts[0]
+            shared = replica if grid.full else trees.map_tensors(lambda t, i=seeds: t[i], replica)
+            sent, after, *rest = self._run(job, exchange, grid.full, shared, state, data, keys)
+            if not real.all():
+                lanes, after = (
+                    (lanes[0][real], lanes[1][real]),
+                    trees.map_tensors(lambda t, i=real: t[i], after),
+                )
+            carried.store.stage(*lanes, after, carried.tick)
+            parts.append((sent, *rest))
+        return (
+            trees.map_tensors(lambda *pieces: torch.cat(pieces), *parts)
+            if len(parts) > 1
+            else parts[0]
+        )
 
     def _run(self, job: Job, exchange: str, full: bool, *args: Any) -> Any:
         work = _lanes(job, exchange, full)
@@ -134,7 +158,9 @@ class Vectorized:
         try:
             return _compiled(job, exchange, full)(*args)
         except Exception as error:  # noqa: BLE001 - whatever the compiler says, the work can go on
-            log.warning("torch.compile failed (%s): going on without it", str(error).split("\n", 1)[0])
+            log.warning(
+                "torch.compile failed (%s): going on without it", str(error).split("\n", 1)[0]
+            )
             self.compiled = False
             return work(*args)
 
@@ -168,13 +194,15 @@ class Vectorized:
             offsets, sizes = torch.tensor(job.data.offsets), job.sizes[sites]
             columns = torch.arange(-(-int(sizes.max()) // 8) * 8)
             real = columns < sizes.unsqueeze(1)
-            index = torch.where(real, offsets[sites].unsqueeze(1) + columns, offsets[sites].unsqueeze(1))
-            self._blocks[name] = (job.data.x[index], job.data.y[index], job.data.weight[index] * real)
+            index = torch.where(
+                real, offsets[sites].unsqueeze(1) + columns, offsets[sites].unsqueeze(1)
+            )
+            self._blocks[name] = (
+                job.data.x[index],
+                job.data.y[index],
+                job.data.weight[index] * real,
+            )
         return self._blocks[name]
-
-
-def _shared(replica: Any, full: bool, seeds: Tensor) -> Any:
-    return replica if full else trees.map_tensors(lambda t: t[seeds], replica)
 
 
 def _lanes(job: Job, exchange: str, full: bool) -> Callable[..., Any]:
@@ -203,7 +231,9 @@ def _lanes(job: Job, exchange: str, full: bool) -> Callable[..., Any]:
             first = lambda t: t.squeeze(0)  # noqa: E731
             shared = shared if full else trees.map_tensors(first, shared)
             work = vmap(lane, in_dims=(0, 0, None, 0))
-            return work(shared, trees.map_tensors(first, state), trees.map_tensors(first, data), keys[0])
+            return work(
+                shared, trees.map_tensors(first, state), trees.map_tensors(first, data), keys[0]
+            )
         work = vmap(vmap(lane, in_dims=(0, 0, None, 0)), in_dims=(None if full else 0, 0, 0, 0))
         return trees.map_tensors(lambda t: t.flatten(0, 1), work(shared, state, data, keys))
 
@@ -226,22 +256,27 @@ def _compiled(job: Job, exchange: str, full: bool) -> Callable[..., Any]:
 def _serve(
     job: Job, server: Any, sent: Any, taken: Tensor, exchange: str
 ) -> tuple[Any, dict[str, Tensor]]:
-    """Combine what was taken and step the server of every seed that heard from anybody."""
-    by_seed = lambda t: t.reshape(len(job.seeds), -1, *t.shape[1:])  # noqa: E731
-    ok, totals = by_seed(taken), {}
+    """Combine what was taken, [S, K], and step the server of every seed that heard from anybody."""
+    totals = {}
     for group, (tree, weight) in sent.items():
-        counted = torch.where(ok, by_seed(weight), 0.0)
+        counted = torch.where(taken, weight, 0.0)
         clean = tree if taken.all() else trees.where(taken, tree, trees.zeros_like(tree))
-        mean = vmap(job.aggregator)(trees.map_tensors(by_seed, clean), counted)
-        totals[group] = Total(mean, counted.sum(1), job.population)
-    after, info = vmap(lambda s, t: job.algorithm.server_round(job.problem, s, t, exchange))(server, totals)
-    return trees.where(ok.any(1), after, server), info
-
-
-def _download_sizes(broadcast: channels.Broadcast, seen: Tensor, grid: Grid) -> Tensor:
-    """Return the bytes that bring each lane up to date, [L]; equal pairs of seed and ``seen`` once."""
-    pairs, which = torch.unique(
-        torch.stack([grid.seed, seen[grid.seed, grid.site]], 1), dim=0, return_inverse=True
+        totals[group] = Total(vmap(job.aggregator)(clean, counted), counted.sum(1), job.population)
+    after, info = vmap(lambda s, t: job.algorithm.server_round(job.problem, s, t, exchange))(
+        server, totals
     )
-    missed = trees.map_tensors(lambda t: t[pairs[:, 0]], broadcast)
-    return vmap(channels.download_size)(missed, pairs[:, 1])[which]
+    heard = taken.any(1)
+    return after if heard.all() else trees.where(heard, after, server), info
+
+
+def _download_sizes(broadcast: channels.Broadcast, seen: Tensor) -> Tensor:
+    """Return the bytes that bring sites last served in exchange ``seen`` [S, K] up to date, [S, K].
+
+    Equal pairs of seed and ``seen`` are counted once.
+    """
+    seed = torch.arange(len(seen)).unsqueeze(1).expand_as(seen)
+    pairs, which = torch.unique(
+        torch.stack([seed, seen], -1).flatten(0, 1), dim=0, return_inverse=True
+    )
+    behind = trees.map_tensors(lambda t: t[pairs[:, 0]], broadcast)
+    return vmap(channels.download_size)(behind, pairs[:, 1])[which].reshape(seen.shape)

@@ -1,0 +1,56 @@
+"""Time of a round on the vectorized engine against the loop engine, both in this run.
+
+Prints JSON: `{"sites": , "seeds": , "d": , "vectorized_ms": , "loop_ms": , "speedup": }`, medians of
+interleaved repeats, evaluation left out. Run: `python benchmarks/engines.py [--repeats 5]`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+
+import torch
+
+from fedsift.aggregation import mean
+from fedsift.algorithms import EFLoPS
+from fedsift.channels import TopM
+from fedsift.data import synthetic_regression
+from fedsift.engines import make_engine
+from fedsift.engines.base import Job, begin
+from fedsift.studies import linear_problem
+
+
+def measure(sites: int, seeds: int, d: int, repeats: int) -> dict[str, float]:
+    """Return medians over repeats; the first round of either engine is not counted."""
+    train = synthetic_regression(
+        n_samples=40 * sites, n_features=d, n_sites=sites, n_test=2, alpha=10.0
+    ).train
+    algorithm = EFLoPS(density=0.05, learning_rate=0.01, batch_size=32, local_steps=2)
+    job = Job(linear_problem(train), train, algorithm, TopM(d // 20), mean, tuple(range(seeds)))
+    engines = {name: make_engine(name) for name in ("vectorized", "loop")}
+    carried = {name: begin(job) for name in engines}
+    times: dict[str, list[float]] = {name: [] for name in engines}
+    for number in range(repeats + 1):
+        for name, engine in engines.items():
+            began = time.perf_counter()
+            carried[name], _ = engine.exchange(job, carried[name], number, "round", job.eligible)
+            if number:
+                times[name].append(time.perf_counter() - began)
+    medians = {f"{name}_ms": 1e3 * statistics.median(t) for name, t in times.items()}
+    speedup = medians["loop_ms"] / medians["vectorized_ms"]
+    return {"sites": sites, "seeds": seeds, "d": d, **medians, "speedup": speedup}
+
+
+def main() -> None:
+    """Print the figures as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=5)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    print(json.dumps(measure(10, 30, 1000, arguments.repeats), indent=1))
+
+
+if __name__ == "__main__":
+    main()

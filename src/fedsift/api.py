@@ -1,0 +1,165 @@
+"""What a Python user calls: `fit` and `compare` on federated data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, TypedDict, Unpack
+
+from fedsift.data import FederatedData
+from fedsift.data.standardise import How
+from fedsift.methods import Messages, find_method
+from fedsift.reporting import write_report
+from fedsift.runs import BESIDE, Run, prepare, read_facts, run_compare, run_fit, split_cases
+from fedsift.sparsity import Schedule
+from fedsift.studies import Progress, Settings
+
+
+class Options(TypedDict, total=False):
+    """Further settings by name; `fedsift.studies.Settings` says what each is and its default."""
+
+    seed: int
+    test_fraction: float
+    participation: float
+    weights: Literal["samples", "uniform"]
+    messages: Messages
+    standardise: How
+    schedule: Schedule | None
+    learning_rate: float | None
+    local_steps: int | None
+    batch_size: int | None
+    tuning_rounds: int
+    ridge: float
+    gate: Literal["feature", "scalar"]
+    engine: Literal["vectorized", "loop"]
+    evaluate_every: int
+
+
+def fit(
+    data: FederatedData,
+    *,
+    method: str = "eflops",
+    features: int | None = None,
+    density: float | None = None,
+    seeds: int = 30,
+    splits: int = 10,
+    rounds: int | None = None,
+    out: str | Path | None = None,
+    overwrite: bool = False,
+    resume: bool = False,
+    beside: Sequence[str] = BESIDE,
+    progress: Progress | None = None,
+    **options: Unpack[Options],
+) -> Run:
+    """Find the features that matter, and how well they predict rows held out.
+
+    In each split all seeds search together, their ensemble picks the features, a ridge refit
+    follows, and the test rows are scored once; then all rows give the reported features.
+
+    Example:
+        >>> import fedsift
+        >>> data = fedsift.data.iid(fedsift.data.golub38(), n_sites=5, seed=0)
+        >>> run = fedsift.fit(data, features=3, standardise="array", seeds=2, splits=0, rounds=2)
+        >>> len(run.features)
+        3
+
+    Args:
+        data: rows of the sites.
+        method: a name in `fedsift.METHODS`.
+        features: how many features to keep.
+        density: their share, in place of ``features``.
+        seeds: runs with different random numbers, whose choices are put together.
+        splits: train/test splits; 0 leaves the score out.
+        rounds: rounds of the search; the method's own number by default.
+        out: folder to write the run to; None keeps it in memory.
+        overwrite: replace the run in ``out``.
+        resume: go on with the run in ``out``, which must be of the same data and settings.
+        beside: methods to score on the same splits for comparison.
+        progress: called as ``progress(what, round, record)`` after every round.
+        options: see `Options`.
+
+    Raises:
+        ValueError: a setting is out of range; the text names it.
+        RunError: ``out`` holds something else.
+        TrainingError: the training diverged for good.
+    """
+    settings = Settings(
+        method=method,
+        features=features,
+        density=density,
+        seeds=seeds,
+        splits=splits,
+        rounds=rounds,
+        **options,
+    )
+    path = _folder(out, data, settings, overwrite=overwrite, resume=resume)
+    cases = split_cases(data, settings)
+    run = run_fit(cases, settings, path=path, progress=progress, beside=beside)
+    if path is not None:
+        write_report(path)
+    return run
+
+
+def compare(
+    data: FederatedData,
+    methods: Sequence[str] = ("eflops", "fediterht", "fedavg", "central"),
+    *,
+    features: int | None = None,
+    density: float | None = None,
+    seeds: int = 30,
+    splits: int = 10,
+    rounds: int | None = None,
+    out: str | Path | None = None,
+    overwrite: bool = False,
+    resume: bool = False,
+    progress: Progress | None = None,
+    **options: Unpack[Options],
+) -> dict[str, Any]:
+    """Fit several methods on the same splits; return their figures by name.
+
+    The arguments are those of `fit`.
+
+    Raises:
+        ValueError: a setting is out of range, or a method is unknown; the text names it.
+        RunError: ``out`` holds something else.
+        TrainingError: the training diverged for good.
+    """
+    for name in methods:
+        find_method(name)
+    settings = Settings(
+        method=methods[0],
+        features=features,
+        density=density,
+        seeds=seeds,
+        splits=splits,
+        rounds=rounds,
+        **options,
+    )
+    path = _folder(out, data, settings, overwrite=overwrite, resume=resume)
+    cases = split_cases(data, settings)
+    facts = run_compare(cases, settings, methods, path=path, progress=progress)
+    if path is not None:
+        write_report(path)
+    figures: dict[str, Any] = facts["results"]["methods"]
+    return figures
+
+
+def _folder(
+    out: str | Path | None,
+    data: FederatedData,
+    settings: Settings,
+    *,
+    overwrite: bool,
+    resume: bool,
+) -> Path | None:
+    """Check the request against the data, then make the folder or accept one to go on with."""
+    settings.kept(data.n_features)
+    if out is None:
+        return None
+    path = Path(out)
+    if not resume:
+        prepare(path, overwrite=overwrite)
+    elif read_facts(path)["settings"] != settings.model_dump():
+        msg = f"{path} was started with other settings; give the same ones, or another folder"
+        raise ValueError(msg)
+    return path

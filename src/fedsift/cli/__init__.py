@@ -1,0 +1,28 @@
+"""The command line: ``fedsift fit``, ``compare``, ``predict``, ``report``, ``resume``, ``export``.
+
+Exit codes: 0 done; 2 bad usage or input; 3 finished, but a required target was not met; 1 anything
+else; 130 stopped by the user.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from fedsift.cli.commands import app
+from fedsift.cli.failures import report
+
+__all__ = ["main"]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in given
+    try:
+        code = app(
+            args=[a for a in given if a != "--debug"], prog_name="fedsift", standalone_mode=False
+        )
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  every failure ends in one line
+        return report(error, debug=debug)
+    return int(code or 0)

@@ -1,0 +1,360 @@
+"""The commands. Slow libraries are imported inside, so that help is quick."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedsift.cli.failures import DONE, NOT_MET, StoppedError, UsageError
+from fedsift.cli.options import METHOD, Request, takes_request
+
+if TYPE_CHECKING:
+    from fedsift.sources import Source
+    from fedsift.studies import Case, Settings
+
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich")
+
+RunFolder = Annotated[
+    Path, typer.Argument(metavar="RUN", help="Folder of a run.", show_default=False)
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no notes.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+COMPARED = "eflops,fediterht,fedavg,central"
+
+
+def _print_version(value: bool) -> None:
+    if value:
+        from fedsift._version import __version__
+
+        print(f"fedsift {__version__}")
+        raise typer.Exit(DONE)
+
+
+@app.callback(epilog="Start with: fedsift fit --demo golub. Help on a command: fedsift fit --help")
+def root(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version.", callback=_print_version, is_eager=True
+        ),
+    ] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Print the traceback of a failure.")
+    ] = False,
+) -> None:
+    """Find the few features that matter, in data that stay at their sites."""
+
+
+@app.command()
+@takes_request
+def fit(
+    request: Request,
+    method: Annotated[
+        str,
+        typer.Option(
+            "--method",
+            help="eflops, flops, fedavg, fedht, fediterht, central, local.",
+            metavar="NAME",
+            rich_help_panel=METHOD,
+        ),
+    ] = "eflops",
+) -> None:
+    """Find the features that predict a target, and how well they do it.
+
+    [bold]Examples[/bold]
+
+    fedsift fit --demo golub
+
+    fedsift fit berlin.csv paris.csv rome.csv --target diagnosis --features 5
+
+    fedsift fit all.parquet --target response --site-column hospital --id patient --density .01
+
+    fedsift fit --demo synthetic --samples 400 --features-total 1000 --json
+    """
+    _study(request, "fit", [method])
+
+
+@app.command()
+@takes_request
+def compare(
+    request: Request,
+    methods: Annotated[
+        str,
+        typer.Option(
+            "--methods", help="Names with commas between.", metavar="A,B", rich_help_panel=METHOD
+        ),
+    ] = COMPARED,
+) -> None:
+    """Run several methods on the same splits of the same data.
+
+    [bold]Examples[/bold]
+
+    fedsift compare --demo golub --methods eflops,fediterht,fedavg
+
+    fedsift compare berlin.csv paris.csv --target diagnosis --features 5 --splits 5
+    """
+    names = [name.strip() for name in methods.split(",") if name.strip()]
+    if not names:
+        raise UsageError(
+            "--methods names none; give some with commas between, such as eflops,fedavg"
+        )
+    _study(request, "compare", list(dict.fromkeys(names)))
+
+
+@app.command()
+def resume(run: RunFolder, *, json: Json = False, quiet: Quiet = False) -> None:
+    """Go on with a run that was stopped, from its last checkpoint.
+
+    [bold]Example[/bold]
+
+    fedsift resume runs/golub-1
+    """
+    from fedsift.cli.output import notes, show_json
+    from fedsift.runs import RunError, read_facts
+    from fedsift.sources import Source
+    from fedsift.studies import Settings
+
+    facts = read_facts(run)
+    if facts["status"] == "done":
+        if json:
+            show_json(facts["results"])
+        else:
+            print(f"{run} is finished already; see it with: fedsift report {run}")
+        return
+    if facts["source"] is None:
+        msg = (
+            f"{run} was started from Python with data in memory; go on there, with"
+            f" fedsift.{facts['command']}(data, ..., out={str(run)!r}, resume=True)"
+        )
+        raise RunError(msg)
+    source, settings = Source(**facts["source"]), Settings(**facts["settings"])
+    methods = facts.get("methods", [settings.method])
+    with notes(quiet=quiet):
+        cases = source.cases(settings)
+        results, text = _run(facts["command"], source, settings, methods, cases, run, quiet=quiet)
+    _finish(results, text, json=json)
+
+
+@app.command()
+def predict(
+    run: RunFolder,
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="Rows to predict: .csv, .tsv, .parquet.")
+    ],
+    *,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="CSV file to write; else it is printed.", metavar="FILE"),
+    ] = None,
+    id_column: Annotated[
+        str | None,
+        typer.Option(
+            "--id",
+            help="Column that names the row; that of the run if it is there.",
+            metavar="COLUMN",
+        ),
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file.")] = False,
+) -> None:
+    """Predict new rows with the model of a run.
+
+    The file needs the chosen features (all features of the run if it standardised arrays).
+
+    [bold]Example[/bold]
+
+    fedsift predict runs/golub-1 new.csv --out predictions.csv
+    """
+    from fedsift.exports import predictions, write_text
+    from fedsift.runs import load_run
+
+    text = predictions(load_run(run), file, id_column)
+    if out is None:
+        print(text, end="")
+    else:
+        write_text(out, text, overwrite=overwrite)
+        print(f"{text.count(chr(10)) - 1} predictions in {out}")
+
+
+@app.command()
+def report(run: RunFolder) -> None:
+    """Show a finished run again, and write its pictures and text anew.
+
+    [bold]Example[/bold]
+
+    fedsift report runs/golub-1
+    """
+    from fedsift.cli.output import show
+    from fedsift.reporting import compare_report, fit_report, write_report
+    from fedsift.runs import load_run, read_facts
+
+    written = write_report(run)
+    facts = read_facts(run)
+    show(compare_report(facts) if facts["command"] == "compare" else fit_report(load_run(run)))
+    print(f"\nwritten: {', '.join(str(path) for path in written)}")
+
+
+@app.command()
+def export(
+    run: RunFolder,
+    *,
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to",
+            help="coefficients (.csv), state_dict (.safetensors), onnx, or a file so named.",
+            metavar="WHAT",
+            show_default=False,
+        ),
+    ],
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file.")] = False,
+) -> None:
+    """Write the model in a form for other programs.
+
+    [bold]Examples[/bold]
+
+    fedsift export runs/golub-1 --to coefficients
+
+    fedsift export runs/golub-1 --to model.onnx
+    """  # fmt: skip
+    from fedsift.exports import export_run
+    from fedsift.runs import load_run
+
+    print(export_run(load_run(run), to, overwrite=overwrite))
+
+
+def _study(request: Request, command: str, methods: list[str]) -> None:
+    """Check everything that can be checked, then do the work of fit or compare."""
+    from fedsift.cli.output import notes
+    from fedsift.cli.targets import known_results, missed, parse
+    from fedsift.methods import find_method
+    from fedsift.runs import prepare
+
+    source = request.source()
+    for name in methods:
+        find_method(name)
+    settings = request.settings(source, methods[0])
+    with notes(quiet=request.quiet):
+        cases = source.cases(settings)
+        data = cases[-1].train
+        settings.kept(data.n_features)
+        known = known_results(
+            data.outcome,
+            tested=any(c.test is not None for c in cases),
+            synthetic=cases[-1].truth is not None,
+            methods=methods if command == "compare" else (),
+        )
+        targets = parse(request.require or [], known)
+        path = request.out or _free_folder(source, command)
+        if request.dry_run:
+            _dry_run(request, command, settings, methods, cases, path)
+            return
+        prepare(path, overwrite=request.overwrite)
+        try:
+            results, text = _run(
+                command, source, settings, methods, cases, path, quiet=request.quiet
+            )
+        except ValueError:
+            if not (path / "checkpoints").exists():  # refused before any work: leave no trace
+                shutil.rmtree(path)
+            raise
+    figures = results["methods"] if command == "compare" else results
+    lines = missed(targets, figures)
+    _finish(results, text, json=request.json)
+    if lines:
+        typer.echo("\n".join(lines), err=True)
+        raise typer.Exit(NOT_MET)
+
+
+def _run(
+    command: str,
+    source: Source,
+    settings: Settings,
+    methods: list[str],
+    cases: tuple[Case, ...],
+    path: Path,
+    *,
+    quiet: bool,
+) -> tuple[dict[str, Any], Callable[[], None]]:
+    """Do the work; return the results and what prints them for people."""
+    from fedsift.cli.output import bar, plan, show
+    from fedsift.reporting import compare_report, fit_report, write_report
+    from fedsift.reporting.tables import next_steps
+    from fedsift.runs import run_compare, run_fit
+
+    described = source.model_dump(mode="json")
+    stages = plan(work(command, methods, cases), settings)
+    try:
+        with bar(stages, quiet=quiet) as progress:
+            if command == "compare":
+                facts = run_compare(
+                    cases, settings, methods, source=described, path=path, progress=progress
+                )
+                results, content, last = (
+                    facts["results"],
+                    lambda: compare_report(facts),
+                    f"The run is in {path}.",
+                )
+            else:
+                run = run_fit(cases, settings, source=described, path=path, progress=progress)
+                results, content, last = run.results, lambda: fit_report(run), next_steps(run)
+    except KeyboardInterrupt as error:
+        msg = f"stopped; go on with: fedsift resume {path}"
+        raise StoppedError(msg) from error
+    write_report(path)
+
+    def text() -> None:
+        show(content())
+        print(f"\n{last}")
+
+    return results, text
+
+
+def work(command: str, methods: list[str], cases: tuple[Case, ...]) -> dict[str, list[str]]:
+    """Return the names of the cases of each method, in the order in which they are fitted."""
+    from fedsift.runs import BESIDE
+
+    everything = {name: [case.name for case in cases] for name in methods}
+    tested = [case.name for case in cases if case.test is not None]
+    if command == "fit":
+        everything |= {name: tested for name in BESIDE if name not in methods and tested}
+    return everything
+
+
+def _finish(results: Mapping[str, Any], text: Callable[[], None], *, json: bool) -> None:
+    from fedsift.cli.output import show_json
+
+    if json:
+        show_json(results)
+    else:
+        text()
+
+
+def _dry_run(
+    request: Request,
+    command: str,
+    settings: Settings,
+    methods: list[str],
+    cases: tuple[Case, ...],
+    path: Path,
+) -> None:
+    from fedsift.cli.forecast import forecast, forecast_text
+    from fedsift.cli.output import show_json
+
+    facts = forecast(work(command, methods, cases), settings, cases, path)
+    if request.json:
+        show_json(facts)
+    else:
+        print(forecast_text(facts))
+
+
+def _free_folder(source: Source, command: str) -> Path:
+    """Return runs/NAME-N with the next free number."""
+    name = source.name if command == "fit" else f"{source.name}-compare"
+    number = 1
+    while Path("runs", f"{name}-{number}").exists():
+        number += 1
+    return Path("runs", f"{name}-{number}")

@@ -1,0 +1,119 @@
+"""From an exception to one clear line and an exit code."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import shlex
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
+
+DONE, FAILED, USAGE, NOT_MET, INTERRUPTED = 0, 1, 2, 3, 130
+
+
+class UsageError(ValueError):
+    """The command line asks for something that cannot be; the text says what to do."""
+
+
+class StoppedError(Exception):
+    """The user stopped the work; the text says how to go on."""
+
+
+def report(error: BaseException, *, debug: bool = False) -> int:
+    """Print an exception as one line on stderr; return the exit code."""
+    if debug:
+        traceback.print_exception(error, file=sys.stderr)
+    code, line = explain(error)
+    if line:
+        print(line if code == INTERRUPTED else f"fedsift: {line}", file=sys.stderr)
+    return code
+
+
+def explain(error: BaseException) -> tuple[int, str]:  # noqa: PLR0911  a line a kind
+    """Return the exit code of an exception and its line."""
+    if isinstance(error, StoppedError):
+        return INTERRUPTED, str(error)
+    if isinstance(error, KeyboardInterrupt) or type(error).__name__ == "Abort":
+        return INTERRUPTED, "stopped"
+    message = getattr(error, "format_message", None)  # typer's usage errors, whose class has moved
+    if message is not None:
+        text = message()
+        return USAGE, _one_line(f"{text} (see {_command(error)} --help)") if text else ""
+    from pydantic import ValidationError
+
+    from fedsift.checkpoints import CheckpointError
+    from fedsift.runs import RunError
+    from fedsift.training import TrainingError
+
+    if isinstance(error, ValidationError):
+        return USAGE, _one_line(_invalid(error))
+    if isinstance(error, RunError | CheckpointError):
+        return USAGE, _one_line(str(error))
+    if isinstance(error, ValueError) and _raised_here(error):
+        return USAGE, _one_line(as_options(str(error)))
+    if isinstance(error, TrainingError):
+        return FAILED, _one_line(as_options(str(error)))
+    if isinstance(error, OSError) and error.filename is not None:
+        return USAGE, _one_line(f"{error.filename}: {error.strerror}")
+    text = f"unexpected {type(error).__name__}: {error}"
+    return FAILED, f"{_one_line(text)} (add --debug for the traceback, and please report it)"
+
+
+def as_options(text: str) -> str:
+    """Return a message about Python arguments in the words of the command line."""
+    text = text.replace("features_in_common=True (--features-in-common)", "--features-in-common")
+    text = re.sub(
+        r"drop=\[('[^']*'|\"[^\"]*\")\]", lambda m: f"--drop {shlex.quote(m[1][1:-1])}", text
+    )
+    text = re.sub(
+        r"(leave the column out with --drop (\S+))$",
+        r"\1, or say what it is: --id \2, --site-column \2",
+        text,
+    )
+    names = "impute|outcome|messages|separator|standardise"
+    text = re.sub(
+        rf"\b({names})=('[^']*'|\"[^\"]*\")", lambda m: f"--{m[1]} {shlex.quote(m[2][1:-1])}", text
+    )
+    return re.sub(r"\b(features|density)=([\d.]+)", r"--\1 \2", text)
+
+
+def suggestion(name: str, choices: Sequence[str]) -> str:
+    """Return the nearest choice, if one is near, and all of them."""
+    close = difflib.get_close_matches(name, choices, 1)
+    hint = f"did you mean {close[0]!r}? The choices are" if close else "choose"
+    return f"{hint} {', '.join(choices[:-1])} or {choices[-1]}"
+
+
+def _invalid(error: ValidationError) -> str:
+    """Return the first thing that a pydantic model refused, by the name of its option."""
+    first = error.errors()[0]
+    if not first["loc"]:
+        return as_options(str(first["msg"]).removeprefix("Value error, "))
+    name = str(first["loc"][0])
+    option = "--" + {"id_column": "id"}.get(name, name).replace("_", "-")
+    value = first["input"]
+    if first["type"] == "literal_error":
+        choices = re.findall(r"'([^']+)'", str(first["ctx"]["expected"]))
+        return f"{option} {value!r} is unknown; {suggestion(str(value), choices)}"
+    wanted = str(first["msg"]).removeprefix("Input should be ").removeprefix("Value error, ")
+    return f"{option} is {value!r}; it should be {wanted}"
+
+
+def _raised_here(error: BaseException) -> bool:
+    """Tell a check of ours from a mistake of ours that surfaces in a library."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return not frames or str(frames[-1].f_globals.get("__name__", "")).split(".")[0] == "fedsift"
+
+
+def _command(error: BaseException) -> str:
+    context = getattr(error, "ctx", None)
+    return str(getattr(context, "command_path", "fedsift"))
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

@@ -1,0 +1,383 @@
+"""The options that fit and compare share, and what they become: a source and settings."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+
+import typer
+
+from fedsift.cli.failures import UsageError
+
+if TYPE_CHECKING:
+    from fedsift.sources import Source
+    from fedsift.studies import Settings
+
+FILES, DEMO, METHOD, TRAINING, OUTPUT = (
+    "Your data",
+    "Demo data",
+    "Method",
+    "Training details",
+    "Output",
+)
+
+
+def _option(*names: str, group: str, text: str, metavar: str | None = None) -> Any:
+    return typer.Option(
+        *names, help=text, metavar=metavar, rich_help_panel=group, show_default=False
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What fit and compare are asked, None for what was not said."""
+
+    files: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="SITE...",
+            help="Site files (.csv, .tsv, .parquet): one a site, or any with --site-column.",
+            rich_help_panel=FILES,
+            show_default=False,
+        ),
+    ] = None
+    target: Annotated[
+        str | None, _option("--target", group=FILES, text="Column to predict.", metavar="COLUMN")
+    ] = None
+    id_column: Annotated[
+        str | None,
+        _option(
+            "--id",
+            group=FILES,
+            text="Column that names the patient: never split apart.",
+            metavar="COLUMN",
+        ),
+    ] = None
+    site_column: Annotated[
+        str | None,
+        _option("--site-column", group=FILES, text="Column that names the site.", metavar="COLUMN"),
+    ] = None
+    weight_column: Annotated[
+        str | None,
+        _option("--weight-column", group=FILES, text="Column of sample weights.", metavar="COLUMN"),
+    ] = None
+    features_in_common: Annotated[
+        bool,
+        _option("--features-in-common", group=FILES, text="Keep the columns that all files have."),
+    ] = False
+    impute: Annotated[
+        str | None,
+        _option(
+            "--impute",
+            group=FILES,
+            text="Fill missing values: mean, over all sites.",
+            metavar="mean",
+        ),
+    ] = None
+    outcome: Annotated[
+        str | None,
+        _option(
+            "--outcome",
+            group=FILES,
+            text="Kind of target: auto, regression, binary, multiclass.",
+            metavar="KIND",
+        ),
+    ] = None
+    drop: Annotated[
+        list[str] | None,
+        _option(
+            "--drop", group=FILES, text="Column to leave out; may be repeated.", metavar="COLUMN"
+        ),
+    ] = None
+    separator: Annotated[
+        str | None,
+        _option(
+            "--separator",
+            group=FILES,
+            text="What separates columns, where not usual: ';'.",
+            metavar="CHAR",
+        ),
+    ] = None
+    demo: Annotated[
+        str | None,
+        _option(
+            "--demo",
+            group=DEMO,
+            text="golub (leukaemia, embedded), golub72, synthetic.",
+            metavar="NAME",
+        ),
+    ] = None
+    sites: Annotated[
+        int | None,
+        _option("--sites", group=DEMO, text="Sites to spread the demo over: 5.", metavar="N"),
+    ] = None
+    partition: Annotated[
+        str | None,
+        _option(
+            "--partition",
+            group=DEMO,
+            text="How: iid, dirichlet_labels, dirichlet_counts.",
+            metavar="KIND",
+        ),
+    ] = None
+    alpha: Annotated[
+        float | None,
+        _option(
+            "--alpha", group=DEMO, text="Of dirichlet_*: small is uneven. Default 2.", metavar="X"
+        ),
+    ] = None
+    shift: Annotated[
+        bool, _option("--shift", group=DEMO, text="Give each site its own scale and offset.")
+    ] = False
+    samples: Annotated[
+        int | None,
+        _option("--samples", group=DEMO, text="Synthetic training rows: 400.", metavar="N"),
+    ] = None
+    features_total: Annotated[
+        int | None,
+        _option("--features-total", group=DEMO, text="Synthetic features: 1000.", metavar="N"),
+    ] = None
+    informative: Annotated[
+        int | None,
+        _option(
+            "--informative", group=DEMO, text="Synthetic features that matter: 50.", metavar="N"
+        ),
+    ] = None
+    data_seeds: Annotated[
+        int | None, _option("--data-seeds", group=DEMO, text="Synthetic data sets: 5.", metavar="N")
+    ] = None
+    data: Annotated[
+        str | None,
+        _option(
+            "--data",
+            group=DEMO,
+            text="Folder of golub72's raw files (or FEDSIFT_DATA).",
+            metavar="DIR",
+        ),
+    ] = None
+    features: Annotated[
+        int | None,
+        _option("--features", group=METHOD, text="How many features to keep.", metavar="M"),
+    ] = None
+    density: Annotated[
+        float | None,
+        _option("--density", group=METHOD, text="Their share instead, such as .001.", metavar="X"),
+    ] = None
+    seeds: Annotated[
+        int | None,
+        _option(
+            "--seeds", group=METHOD, text="Runs whose choices are put together: 30.", metavar="N"
+        ),
+    ] = None
+    splits: Annotated[
+        int | None,
+        _option(
+            "--splits",
+            group=METHOD,
+            text="Train/test splits for the score: 10; 0 for none.",
+            metavar="N",
+        ),
+    ] = None
+    rounds: Annotated[
+        int | None,
+        _option(
+            "--rounds",
+            group=METHOD,
+            text="Rounds of the search; the method's own by default.",
+            metavar="N",
+        ),
+    ] = None
+    participation: Annotated[
+        float | None,
+        _option(
+            "--participation",
+            group=METHOD,
+            text="Share or number of sites in a round: 1.",
+            metavar="X",
+        ),
+    ] = None
+    messages: Annotated[
+        str | None,
+        _option(
+            "--messages",
+            group=METHOD,
+            text="What travels: auto, dense, feedback (sparse), paper.",
+            metavar="KIND",
+        ),
+    ] = None
+    standardise: Annotated[
+        str | None,
+        _option(
+            "--standardise",
+            group=METHOD,
+            text="Units: feature, array (each row), none.",
+            metavar="KIND",
+        ),
+    ] = None
+    seed: Annotated[
+        int | None,
+        _option("--seed", group=TRAINING, text="First seed, splits too: 0.", metavar="N"),
+    ] = None
+    weights: Annotated[
+        str | None,
+        _option(
+            "--weights",
+            group=TRAINING,
+            text="Of sites in averages: samples, uniform.",
+            metavar="KIND",
+        ),
+    ] = None
+    schedule: Annotated[
+        str | None,
+        _option(
+            "--schedule", group=TRAINING, text="How density falls: constant, cubic.", metavar="KIND"
+        ),
+    ] = None
+    learning_rate: Annotated[
+        float | None,
+        _option(
+            "--learning-rate", group=TRAINING, text="Step size; automatic by default.", metavar="X"
+        ),
+    ] = None
+    local_steps: Annotated[
+        int | None,
+        _option("--local-steps", group=TRAINING, text="Steps of a site in a round.", metavar="N"),
+    ] = None
+    batch_size: Annotated[
+        int | None,
+        _option(
+            "--batch-size", group=TRAINING, text="Rows of a step; all by default.", metavar="N"
+        ),
+    ] = None
+    tuning_rounds: Annotated[
+        int | None,
+        _option("--tuning-rounds", group=TRAINING, text="Rounds of the refit: 100.", metavar="N"),
+    ] = None
+    ridge: Annotated[
+        float | None,
+        _option("--ridge", group=TRAINING, text="Penalty of the refit: 1.", metavar="X"),
+    ] = None
+    gate: Annotated[
+        str | None,
+        _option(
+            "--gate",
+            group=TRAINING,
+            text="One gate a feature, or scalar: one a weight.",
+            metavar="UNIT",
+        ),
+    ] = None
+    engine: Annotated[
+        str | None,
+        _option("--engine", group=TRAINING, text="vectorized or loop (slow).", metavar="NAME"),
+    ] = None
+    out: Annotated[
+        Path | None,
+        _option("--out", group=OUTPUT, text="Run folder; runs/NAME-N by default.", metavar="DIR"),
+    ] = None
+    overwrite: Annotated[
+        bool, _option("--overwrite", group=OUTPUT, text="Replace the run in that folder.")
+    ] = False
+    json: Annotated[bool, _option("--json", group=OUTPUT, text="Print one JSON object.")] = False
+    quiet: Annotated[
+        bool, _option("--quiet", "-q", group=OUTPUT, text="No progress, no notes.")
+    ] = False
+    dry_run: Annotated[
+        bool,
+        _option(
+            "--dry-run", group=OUTPUT, text="Say what would be done, how long, how many bytes."
+        ),
+    ] = False
+    require: Annotated[
+        list[str] | None,
+        _option(
+            "--require",
+            group=OUTPUT,
+            text="Exit with 3 if not met: 'test_accuracy>=.9'; may be repeated.",
+            metavar="TEST",
+        ),
+    ] = None
+
+    def source(self) -> Source:
+        """Return where the data come from, or say what is missing."""
+        from fedsift.sources import Source
+
+        if not self.files and self.demo is None:
+            raise UsageError("name your site files and --target COLUMN, or try --demo golub")
+        if self.files and self.demo is not None:
+            raise UsageError("site files and --demo were both given; choose one")
+        if self.files and self.target is None:
+            raise UsageError(
+                f"--target is missing: which column of {self.files[0]} is to be predicted?"
+            )
+        own = _FOR_FILES if self.files else _FOR_DEMOS
+        values = {name: getattr(self, name) for name in _FOR_FILES + _FOR_DEMOS}
+        given = {k: v for k, v in values.items() if v is not None and v is not False and v != []}
+        for name in given:
+            if name not in own:
+                belongs = "site files" if name in _FOR_FILES else "--demo"
+                raise UsageError(f"{_flag(name)} goes with {belongs} only; leave it out")
+        if self.demo != "synthetic":
+            for name in _FOR_SYNTHETIC:
+                if name in given:
+                    raise UsageError(f"{_flag(name)} goes with --demo synthetic only; leave it out")
+        if self.files:
+            given["files"] = [str(Path(file).absolute()) for file in self.files]
+        return Source(**given)
+
+    def settings(self, source: Source, method: str) -> Settings:
+        """Return the settings: what was said, else the data set's defaults, else the general."""
+        from fedsift.studies import Settings
+
+        names = set(Settings.model_fields) & {field.name for field in fields(self)}
+        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        defaults = dict(source.defaults)
+        if "density" in given:
+            defaults.pop("features", None)
+        merged = {**defaults, **given, "method": method}
+        if "features" not in merged and "density" not in merged:
+            raise UsageError(
+                "--features is missing: how many features may the answer have? (or --density)"
+            )
+        return Settings(**merged)
+
+
+_FOR_FILES = (
+    "files", "target", "id_column", "site_column", "weight_column", "features_in_common", "impute",
+    "outcome", "drop", "separator",
+)  # fmt: skip
+_FOR_SYNTHETIC = ("samples", "features_total", "informative", "data_seeds")
+_FOR_DEMOS = ("demo", "sites", "partition", "alpha", "shift", "data", *_FOR_SYNTHETIC)
+
+
+def _flag(name: str) -> str:
+    return "--" + {"id_column": "id"}.get(name, name).replace("_", "-")
+
+
+def takes_request(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command, whose first argument is a `Request`, the request's fields as options."""
+    hints = get_type_hints(Request, include_extras=True)
+    shared = [
+        inspect.Parameter(
+            f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=hints[f.name]
+        )
+        for f in fields(Request)
+    ]
+    own_hints = get_type_hints(command, include_extras=True)
+    own = [
+        p.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=own_hints[p.name])
+        for p in list(inspect.signature(command).parameters.values())[1:]
+    ]
+
+    place = [p.name for p in shared].index("features")  # the first of its group in the help
+
+    def called(**given: Any) -> None:
+        mine = {p.name: given.pop(p.name) for p in own}
+        command(Request(**given), **mine)
+
+    called.__name__, called.__doc__ = command.__name__, command.__doc__
+    called.__signature__ = inspect.Signature([*shared[:place], *own, *shared[place:]])  # type: ignore[attr-defined]
+    called.__annotations__ = {p.name: p.annotation for p in (*shared, *own)}
+    return called

@@ -1,0 +1,297 @@
+"""Results as tables and sentences for people, on a terminal or in a text file."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from typing import Any
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from fedsift.methods import METHODS
+from fedsift.runs import Feature, Run
+
+WIDTH = 100
+_WEIGHTS = (
+    "Weights are per standard unit, of the features refitted together; in brackets the mean over"
+    " the seeds that chose the feature."
+)
+MEASURES = {"test_accuracy": "accuracy", "test_r2": "R²"}
+
+
+def to_text(content: RenderableType, width: int = WIDTH) -> str:
+    """Return content as plain text."""
+    console = Console(file=io.StringIO(), width=width, no_color=True, highlight=False)
+    console.print(content)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    return "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
+
+
+def fit_report(run: Run) -> RenderableType:
+    """Return what a fit found, for a reader who never saw the method."""
+    parts: list[RenderableType] = [_sentence(run), Text(), feature_table(run), Text(_WEIGHTS)]
+    scores = score_table(run)
+    if scores is not None:
+        parts += [Text(), scores]
+    caution = _caution(run)
+    if caution:
+        parts += [Text(caution)]
+    if METHODS[run.settings.method].rows == "federated":
+        parts += [Text(), Text(traffic(run.results, run.settings.seeds))]
+    return Group(*parts)
+
+
+def next_steps(run: Run) -> str:
+    """Return where the run lies and what to do with it."""
+    if run.path is None:
+        return ""
+    path = run.path
+    return (
+        f"The run is in {path}. Next:\n"
+        f"  fedsift predict {path} NEW.csv    predict new samples\n"
+        f"  fedsift report {path}             this text and the pictures again\n"
+        f"  fedsift export {path} --to coefficients.csv"
+    )
+
+
+def _sentence(run: Run) -> Text:
+    data, results = run.facts["data"], run.results
+    what = (
+        f"{data['target']} ({' or '.join(data['classes'])})" if data["classes"] else data["target"]
+    )
+    sites = len(data["sites"])
+    text = (
+        f"{_count(len(run.features), 'feature')} of {data['features']} chosen to predict {what},"
+        f" from {_count(data['samples'], 'sample')} at {_count(sites, 'site')}."
+    )
+    measure = _measure(results)
+    if measure == "test_accuracy":
+        majority = _majority(data)
+        text += f" On samples held out, {_percent(results[measure])} of the predictions are right"
+        text += f"; always guessing {majority[0]} gives {majority[1]:.0%}." if majority else "."
+    elif measure:
+        text += (
+            f" On samples held out it explains R² = {_interval(results[measure])} of the variation."
+        )
+    if "support_recovery" in results:
+        found = results["ensemble_support_recovery"]
+        text += f" Of the features that truly matter it found {_percent(found)}."
+        text += " The table shows the last data set."
+    return Text(text)
+
+
+def feature_table(run: Run, most: int = 30) -> Table:
+    """Return the chosen features, most often chosen first."""
+    over_splits = any(f.split_frequency is not None for f in run.features)
+    table = _table()
+    table.add_column("feature")
+    table.add_column(
+        f"chosen by\n{_count(run.settings.seeds, 'seed')}", justify="right", no_wrap=True
+    )
+    if over_splits:
+        table.add_column(
+            f"chosen in\n{_count(run.settings.splits, 'split')}", justify="right", no_wrap=True
+        )
+    table.add_column("more of it\nspeaks for", no_wrap=True)
+    table.add_column("weight\n(95 % over seeds)", justify="right", no_wrap=True)
+    for feature in run.features[:most]:
+        text = Text(feature.name, style="bold")
+        if feature.description:
+            text.append(f"\n{_short(feature.description)}", style="not bold dim")
+        row: list[RenderableType] = [text, f"{feature.inclusion_probability:.0%}"]
+        if over_splits:
+            often = feature.split_frequency
+            row.append("-" if often is None else f"{often:.0%}")
+        table.add_row(*row, direction(run, feature), _weight(feature))
+    if len(run.features) > most:
+        table.caption = f"and {len(run.features) - most} more in features.csv"
+    return table
+
+
+def direction(run: Run, feature: Feature) -> str:
+    """Return what a larger value of a feature speaks for, all other chosen features equal."""
+    data = run.facts["data"]
+    if not data["classes"]:
+        return f"{'more' if feature.weight > 0 else 'less'} {data['target']}"
+    if len(data["classes"]) == 2:
+        return str(data["classes"][int(feature.weight > 0)])
+    column = run.standardiser.features.index(feature.name)
+    output = int(run.params["weight"][:, column].abs().argmax())
+    against = "" if feature.weight > 0 else "not "
+    return f"{against}{data['classes'][output]}"
+
+
+def score_table(run: Run) -> Table | None:
+    """Return the held-out score beside those of one seed, of each site alone and of pooled data."""
+    results = run.results
+    measure = _measure(results)
+    if measure is None:
+        return None
+    single = measure.replace("test_", "single_seed_")
+    show = _percent if measure == "test_accuracy" else _interval
+    method = run.settings.method
+    cases = results[measure]["n"]
+    over = "data set" if "support_recovery" in results else "split"
+    table = _table()
+    table.add_column(f"held-out {MEASURES[measure]}, mean of {_count(cases, over)} (95 % interval)")
+    table.add_column(justify="right", no_wrap=True)
+    table.add_row(
+        f"this model ({method}, {_count(run.settings.seeds, 'seed')} together)",
+        show(results[measure]),
+    )
+    table.add_row("one seed on its own", show(results[single]))
+    names = {"local": "each site on its own (local)", "central": "all data in one place (central)"}
+    for name, figures in results.get("beside", {}).items():
+        table.add_row(names.get(name, name), show(figures[measure]))
+    majority = _majority(run.facts["data"])
+    if majority and measure == "test_accuracy":
+        table.add_row(f"always guessing {majority[0]}", f"{majority[1]:.0%}")
+    return table
+
+
+def compare_report(facts: Mapping[str, Any]) -> RenderableType:
+    """Return a comparison of methods, a line each."""
+    figures: dict[str, dict[str, Any]] = facts["results"]["methods"]
+    first = next(iter(figures.values()))
+    measure = _measure(first)
+    known = "support_recovery" in first
+    over_splits = any("stability_splits" in f for f in figures.values())
+    table = _table()
+    table.add_column("method", no_wrap=True)
+    if measure:
+        table.add_column(
+            f"held-out {MEASURES[measure]}\n(95 % interval)", justify="right", no_wrap=True
+        )
+        table.add_column("one seed", justify="right", no_wrap=True)
+    if known:
+        table.add_column("true features\nfound", justify="right")
+        table.add_column("by one\nseed", justify="right")
+    table.add_column("stability\nover seeds", justify="right")
+    if over_splits:
+        table.add_column("over\nsplits", justify="right")
+    table.add_column("sent", justify="right", no_wrap=True)
+    table.add_column("seconds", justify="right")
+    show = _percent if measure == "test_accuracy" else _interval
+    for name, f in figures.items():
+        row = [name]
+        if measure:
+            row += [show(f[measure]), _mean(f[measure.replace("test_", "single_seed_")], measure)]
+        if known:
+            row += [_mean(f[k], "share") for k in ("ensemble_support_recovery", "support_recovery")]
+        row.append(_number(f["stability_seeds"]["nogueira"]))
+        if over_splits:
+            row.append(_number(f.get("stability_splits", {}).get("nogueira")))
+        table.add_row(*row, _sent(name, f), f"{f['seconds']:.0f}")
+    data, settings = facts["data"], facts["settings"]
+    kept = len(first["features"])
+    head = (
+        f"{_count(kept, 'feature')} of {data['features']} to predict {data['target']}, "
+        f"{_count(data['samples'], 'sample')} at {_count(len(data['sites']), 'site')}, "
+        f"{_count(settings['seeds'], 'seed')}."
+    )
+    majority = _majority(data)
+    notes = [f"{name}: {METHODS[name].summary}" for name in figures if name in METHODS]
+    if majority and measure:
+        notes.insert(0, f"Always guessing {majority[0]} gives {majority[1]:.0%}.")
+    notes.insert(0, "Stability: 1 for always the same features, 0 for chance.")
+    return Group(Text(head), Text(), table, Text(), Text("\n".join(notes)))
+
+
+def traffic(results: Mapping[str, Any], seeds: int) -> str:
+    """Return the bytes sent, beside those of whole models."""
+    sent, dense = results["bytes_up"] + results["bytes_down"], results["bytes_dense"]
+    text = f"Sent between sites and server, all {seeds} seeds: {size(sent)}"
+    if dense and sent < dense:
+        times = f"{dense / sent:.1f} times as much"
+        return f"{text}; whole models every round would have been {size(dense)} ({times})."
+    return f"{text} (whole models every round: {size(dense)})."
+
+
+def _sent(method: str, figures: Mapping[str, Any]) -> str:
+    """Return what a method sends; alone nothing travels, and pooled the rows themselves do."""
+    rows = METHODS[method].rows if method in METHODS else "federated"
+    if rows != "federated":
+        return "nothing" if rows == "alone" else "all rows"
+    return size(figures["bytes_up"] + figures["bytes_down"])
+
+
+def size(count: float) -> str:
+    """Return a number of bytes for people."""
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} GB"
+
+
+def duration(seconds: float) -> str:
+    """Return a time for people."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"
+
+
+def _caution(run: Run) -> str:
+    majority = _majority(run.facts["data"])
+    score = run.results.get("test_accuracy")
+    if score is None or majority is None or score["n"] < 2:
+        return ""
+    if score["low"] <= majority[1]:
+        return "The interval includes guessing: take the features as a lead, not as a finding."
+    return ""
+
+
+def _table() -> Table:
+    return Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
+
+
+def _measure(results: Mapping[str, Any]) -> str | None:
+    return next((name for name in MEASURES if name in results), None)
+
+
+def _majority(data: Mapping[str, Any]) -> tuple[str, float] | None:
+    counts: dict[str, int] = data.get("class_counts", {})
+    if not counts:
+        return None
+    name = max(counts, key=lambda k: counts[k])
+    return name, counts[name] / sum(counts.values())
+
+
+def _weight(feature: Feature) -> str:
+    low, high = feature.weight_low, feature.weight_high
+    if not low < high:
+        return f"{feature.weight:+.2f}"
+    return f"{feature.weight:+.2f}\n({low:+.2f} to {high:+.2f})"
+
+
+def _short(text: str, most: int = 80) -> str:
+    return text if len(text) <= most else f"{text[: most - 1].rstrip()}…"
+
+
+def _percent(figure: Mapping[str, Any]) -> str:
+    """Return a share with its interval, which is cut at 0 and 100 %."""
+    low, high = max(figure["low"], 0.0), min(figure["high"], 1.0)
+    return f"{figure['mean']:.0%}" + (f" ({low:.0%} to {high:.0%})" if figure["n"] > 1 else "")
+
+
+def _interval(figure: Mapping[str, Any]) -> str:
+    return f"{figure['mean']:.3f}" + (
+        f" ({figure['low']:.3f} to {min(figure['high'], 1.0):.3f})" if figure["n"] > 1 else ""
+    )
+
+
+def _mean(figure: Mapping[str, Any], measure: str) -> str:
+    return f"{figure['mean']:.3f}" if measure == "test_r2" else f"{figure['mean']:.0%}"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None or value != value else f"{value:.2f}"  # noqa: PLR0124
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

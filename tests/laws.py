@@ -1,0 +1,110 @@
+"""Small problems and comparisons that several tests share."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedsift import aggregation, models, outcomes, random, trees
+from fedsift.algorithms import Algorithm, EFLoPS, FedAvg, FedHT, FedIterHT, Tuning
+from fedsift.channels import Channel, Lossless, TopM
+from fedsift.data import FederatedData
+from fedsift.engines.base import Carried, Job, begin
+from fedsift.engines.loop import Loop
+from fedsift.engines.vectorized import Vectorized
+from fedsift.problems import Problem, supervised
+
+SIZES = (9, 1, 14, 2, 6)
+KEPT = 3
+
+
+def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    return random.normal(random.key(seed, "tests", str(shape)), shape, dtype)
+
+
+def site_names(sizes: tuple[int, ...]) -> list[str]:
+    return [f"hospital {chr(97 + c)}" for c, size in enumerate(sizes) for _ in range(size)]
+
+
+def rows(
+    outcome: str = "regression", sizes: tuple[int, ...] = SIZES, d: int = 12, seed: int = 0
+) -> FederatedData:
+    """Make sites of uneven size whose target follows the first three features."""
+    n = sum(sizes)
+    x = normal(n, d, seed=seed)
+    score = 2.0 * x[:, 0] - 1.5 * x[:, 1] + x[:, 2] + 0.1 * normal(n, seed=seed + 1)
+    y = score
+    if outcome != "regression":
+        cuts = torch.tensor([0.0] if outcome == "binary" else [-1.0, 1.0])
+        y = torch.bucketize(score, cuts)
+    return FederatedData.from_arrays(x, y, sites=site_names(sizes), outcome=outcome)
+
+
+def linear_problem(data: FederatedData, dtype: torch.dtype = torch.float32) -> Problem:
+    outputs = len(data.classes) if data.outcome == "multiclass" else 1
+    model = models.linear(data.n_features, outputs, dtype=dtype)
+    return supervised(model, outcomes.OUTCOMES[data.outcome])
+
+
+def every_algorithm(density: float, **knobs: Any) -> dict[str, Algorithm]:
+    return {
+        "eflops": EFLoPS(density=density, schedule="cubic", gate_rate=0.3, **knobs),
+        "fedavg": FedAvg(density=density, **knobs),
+        "fedht": FedHT(density=density, schedule="cubic", **knobs),
+        "fediterht": FedIterHT(density=density, schedule="cubic", **knobs),
+        "tuning": Tuning(**knobs),
+    }
+
+
+ALGORITHMS = tuple(every_algorithm(0.25))
+CHANNELS: dict[str, Channel] = {
+    "dense": Lossless(),
+    "feedback": TopM(KEPT),
+    "one index set": TopM(KEPT, one_index_set=True),
+    "no feedback": TopM(KEPT, feedback=False),
+}
+ENGINES = {"loop": Loop, "vectorized": Vectorized}
+
+
+def job(
+    problem: Problem,
+    data: FederatedData,
+    algorithm: Algorithm,
+    channel: Channel | None = None,
+    *,
+    seeds: tuple[int, ...] = (0,),
+    **knobs: Any,
+) -> Job:
+    return Job(
+        problem, data, algorithm, channel or Lossless(), aggregation.mean, seeds=seeds, **knobs
+    )
+
+
+def proceed(
+    job: Job, engine: Any, rounds: int, participation: float = 1.0, carried: Carried | None = None
+) -> tuple[Carried, Tensor]:
+    """Run the rounds of a job without evaluation; return what is carried and the bytes [2, S]."""
+    carried = carried or begin(job)
+    total = torch.zeros((2, len(job.seeds)), dtype=torch.int64)
+    for number in range(rounds):
+        participants = job.participants(number, participation)
+        for exchange in job.algorithm.exchanges_at(number):
+            asked = job.eligible if job.algorithm.asks_everyone(exchange) else participants
+            assert asked is not None
+            carried, report = engine.exchange(job, carried, number, exchange, asked)
+            total += torch.stack([report.bytes_up, report.bytes_down])
+    return carried, total
+
+
+def largest_gap(a: Any, b: Any) -> float:
+    """Return the largest difference between equally shaped structures."""
+    gaps = [
+        float((x.double() - y.double()).abs().max())
+        for x, y in zip(trees.leaves(a), trees.leaves(b), strict=True)
+        if x.numel()
+    ]
+    return max(gaps, default=0.0)
+
+
+def bit_equal(a: Any, b: Any) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(trees.leaves(a), trees.leaves(b), strict=True))

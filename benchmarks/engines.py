@@ -1,7 +1,9 @@
 """Time of a round on the vectorized engine against the loop engine, both in this run.
 
-Prints JSON: `{"sites": , "seeds": , "d": , "vectorized_ms": , "loop_ms": , "speedup": }`, medians of
-interleaved repeats, evaluation left out. Run: `python benchmarks/engines.py [--repeats 5]`.
+Prints JSON: sites, seeds, d; `loop_ms`, `eager_ms` (vectorized, unfused) and `vectorized_ms`
+(as a run of 300 rounds would do it: fused by `torch.compile` where that pays); `speedup` and
+`speedup_eager` over the loop. Medians of interleaved repeats on one thread, without evaluation and
+without the compile itself (`compile_seconds`). Run: `python benchmarks/engines.py [--repeats 5]`.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from fedsift.aggregation import mean
 from fedsift.algorithms import EFLoPS
 from fedsift.channels import TopM
 from fedsift.data import synthetic_regression
-from fedsift.engines import make_engine
+from fedsift.engines import COMPILE_FROM, eager_seconds, make_engine
 from fedsift.engines.base import Job, begin
 from fedsift.studies import linear_problem
 
@@ -29,18 +31,31 @@ def measure(sites: int, seeds: int, d: int, repeats: int) -> dict[str, float]:
     ).train
     algorithm = EFLoPS(density=0.05, learning_rate=0.01, batch_size=32, local_steps=2)
     job = Job(linear_problem(train), train, algorithm, TopM(d // 20), mean, tuple(range(seeds)))
-    engines = {name: make_engine(name) for name in ("vectorized", "loop")}
+    pays = 300 * eager_seconds(job, job.eligible) > COMPILE_FROM
+    engines = {
+        "vectorized": make_engine("vectorized", compiled=pays),
+        "eager": make_engine("vectorized"),
+        "loop": make_engine("loop"),
+    }
     carried = {name: begin(job) for name in engines}
     times: dict[str, list[float]] = {name: [] for name in engines}
     for number in range(repeats + 1):
         for name, engine in engines.items():
             began = time.perf_counter()
             carried[name], _ = engine.exchange(job, carried[name], number, "round", job.eligible)
-            if number:
-                times[name].append(time.perf_counter() - began)
-    medians = {f"{name}_ms": 1e3 * statistics.median(t) for name, t in times.items()}
-    speedup = medians["loop_ms"] / medians["vectorized_ms"]
-    return {"sites": sites, "seeds": seeds, "d": d, **medians, "speedup": speedup}
+            times[name].append(time.perf_counter() - began)
+    first = times["vectorized"][0]
+    medians = {f"{name}_ms": 1e3 * statistics.median(t[1:]) for name, t in times.items()}
+    return {
+        "sites": sites,
+        "seeds": seeds,
+        "d": d,
+        "compiled": pays,
+        "compile_seconds": first,
+        **medians,
+        "speedup": medians["loop_ms"] / medians["vectorized_ms"],
+        "speedup_eager": medians["loop_ms"] / medians["eager_ms"],
+    }
 
 
 def main() -> None:

@@ -10,12 +10,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsift import trees
+from fedsift import models, outcomes, trees
 from fedsift.algorithms import EFLoPS, FedAvg, Tuning
 from fedsift.checkpoints import CheckpointError, load_training, save_training, write_atomic
 from fedsift.data import FederatedData
 from fedsift.data.partition import dirichlet_counts
+from fedsift.problems import supervised
 from fedsift.training import (
+    EarlyStop,
     DIVERGED,
     StageCheckpoint,
     Training,
@@ -400,3 +402,41 @@ def test_the_history_says_who_took_part_and_what_it_cost() -> None:
     assert run.history[-1]["bytes_up"] == int(run.bytes_up.sum())
     up = [r["bytes_up"] for r in run.history]
     assert up == sorted(up)
+
+
+def test_a_model_that_cannot_be_batched_runs_on_the_loop_engine(caplog) -> None:
+    class Recurrent(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.out = torch.nn.LSTM(2, 3, batch_first=True), torch.nn.Linear(3, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.out(self.layer(x)[0][:, -1])
+
+    x = normal(12, 4, 2)
+    data = FederatedData.from_arrays(
+        x, [i % 3 for i in range(12)], sites=[i % 2 for i in range(12)], outcome="multiclass"
+    )
+    problem = supervised(models.from_module(Recurrent()), outcomes.Softmax(3))
+    run = train(problem, data, FedAvg(), rounds=2, seeds=(0, 1))
+    assert "cannot be batched" in caplog.text
+    assert all(torch.isfinite(leaf).all() for leaf in run.params.values())
+
+
+def test_early_stopping_keeps_the_state_with_the_lowest_validation_loss() -> None:
+    """Twelve rows, forty features: least squares soon overfits, so the best state is an early one."""
+    x, noise = normal(24, 40), normal(24, seed=3)
+    data = FederatedData.from_arrays(x, x[:, 0] + 2.0 * noise, outcome="regression")
+    rows, held_out = data.take(range(12)), data.take(range(12, 24))
+    problem = supervised(models.linear(40), outcomes.Squared())
+    stop = EarlyStop(held_out, patience=3)
+    run = train(problem, rows, FedAvg(), rounds=400, early_stop=stop, evaluate_every=5)
+    full = train(problem, rows, FedAvg(), rounds=400, evaluate_every=5)
+    losses = [
+        float(evaluate(problem, train(problem, rows, FedAvg(), rounds=r).params, held_out)["loss"])
+        for r in range(5, run.round + 1, 5)
+    ]
+    assert run.round < 400
+    kept = float(evaluate(problem, run.params, held_out)["loss"])
+    assert kept == pytest.approx(min(losses), rel=1e-6)
+    assert kept < float(evaluate(problem, full.params, held_out)["loss"])

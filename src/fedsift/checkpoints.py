@@ -97,6 +97,8 @@ def save_training(path: Path, run: Training) -> None:
     }
     if run.first_loss is not None:
         tensors["first_loss"] = run.first_loss.clone()
+    if run.best is not None:
+        tensors |= flatten(run.best, "best")
     facts = {
         "version": VERSION,
         "job": _identity(run),
@@ -149,8 +151,9 @@ def _restore(run: Training, tensors: dict[str, Tensor], facts: dict[str, Any]) -
     counters = [tensors[k] for k in ("bytes_up", "bytes_down", "retries")]
     current, pending = tensors["current"], tensors["pending_tick"]
     tick, number, history = int(facts["tick"]), int(facts["round"]), list(facts["history"])
+    best = None if run.best is None else unflatten(run.best, tensors, "best")
     store.row_of, store.slots, store.current, store.pending_tick = sites, slots, current, pending
     run.carried = carried._replace(server=server, broadcast=broadcast, tick=tick, **kept)
     run.round, run.history = number, history
     run.bytes_up, run.bytes_down, run.retries = counters
-    run.first_loss = tensors.get("first_loss")
+    run.first_loss, run.best = tensors.get("first_loss"), best

@@ -121,9 +121,9 @@ class HardConcrete:
         """
         s = _concrete(phi, u, self.beta)
         stretched = self._stretch(s)
+        z = stretched.clamp(0.0, 1.0)
         slope = s * (1 - s) * ((self.zeta - self.gamma) / self.beta)
-        inside = (stretched > 0) & (stretched < 1)
-        return stretched.clamp(0.0, 1.0), torch.where(inside, slope, 0.0)
+        return z, torch.where(z == stretched, slope, 0.0)
 
     def prob_active(self, phi: Tensor) -> Tensor:
         """Give the probability that a gate is not 0, ``P(z > 0) = sigmoid(phi - lower)``.
@@ -352,7 +352,8 @@ def _odds(phi: Tensor) -> Tensor:
 
 
 def _concrete(phi: Tensor, u: Tensor, beta: float) -> Tensor:
-    return torch.sigmoid((torch.logit(u.clamp(_U_MIN, 1 - _U_MIN)) + _checked(phi)) / beta)
+    u = u.clamp(_U_MIN, 1 - _U_MIN)
+    return torch.sigmoid((torch.log(u / (1 - u)) + _checked(phi)) / beta)
 
 
 def _checked(x: Tensor) -> Tensor:

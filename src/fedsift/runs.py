@@ -42,6 +42,7 @@ from fedsift.training import StageCheckpoint
 
 VERSION = 1
 BESIDE = ("local", "central")
+BESIDE_SEEDS = 5  # enough for an orientation, at a fraction of the time
 
 
 class RunError(RuntimeError):
@@ -161,13 +162,18 @@ class Study:
             progress = self.progress
             tell = lambda stage, r, record: progress(f"{method} · {case.name} · {stage}", r, record)  # noqa: E731
         if self.path is None:
-            return fit_case(case, settings, standardiser, progress=tell)
+            return fit_case(case, settings, standardiser, progress=tell, repeats=len(self.cases))
         stem = self.path / "checkpoints" / f"{method}-{case.name.replace(' ', '-')}"
         done = stem.with_name(f"{stem.name}-done.safetensors")
         if done.exists():
             return load_fit(done)
         fit = fit_case(
-            case, settings, standardiser, progress=tell, checkpoint=StageCheckpoint(stem)
+            case,
+            settings,
+            standardiser,
+            progress=tell,
+            checkpoint=StageCheckpoint(stem),
+            repeats=len(self.cases),
         )
         write_atomic(done, dump_fit(fit))
         return fit
@@ -191,7 +197,7 @@ def dump_fit(fit: Fit) -> bytes:
         "support": fit.support,
     }
     tensors |= trees.join(params=fit.params, scores=fit.scores)
-    facts = {k: getattr(fit, k) for k in ("bytes_up", "bytes_down", "bytes_dense", "history")}
+    facts = {k: getattr(fit, k) for k in ("bytes_up", "bytes_down", "bytes_dense", "compiled", "history")}
     contiguous = {k: v.contiguous().clone() for k, v in tensors.items()}
     return save(contiguous, {"fit": json.dumps({"version": VERSION, **facts})})
 
@@ -297,7 +303,7 @@ def first_facts(
             "torch": torch.__version__,
             "python": platform.python_version(),
         },
-        "plan": {"engine": settings.engine, "threads": torch.get_num_threads(), "compile": False},
+        "plan": {"engine": settings.engine, "threads": torch.get_num_threads()},
     }
 
 
@@ -324,7 +330,12 @@ def run_fit(
     others = [name for name in beside if name != settings.method and tested]
     with _status_on_failure(path, facts):
         results, fits = method_results(study, settings.method, cases)
-        results["beside"] = {name: method_results(study, name, tested)[0] for name in others}
+        few = settings.model_copy(update={"seeds": min(settings.seeds, BESIDE_SEEDS)})
+        aside = Study(cases, few, path, progress)
+        results["beside"] = {
+            name: {"seeds": few.seeds} | method_results(aside, name, tested)[0] for name in others
+        }
+    facts["plan"] |= {"compiled": fits[-1].compiled}
     facts["candidates"] = candidates(fits[-1], cases[-1])
     facts["results"] = results | {"seconds": time.perf_counter() - began, "run": _text(path)}
     facts["status"] = "done"

@@ -18,14 +18,14 @@ from torch import Tensor
 
 from fedsift import models, trees
 from fedsift.algorithms import Tuning
-from fedsift.data import FederatedData, How, Standardiser
+from fedsift.data import FederatedData, How, Standardiser, split
 from fedsift.engines import ENGINES
 from fedsift.methods import Messages, Method, find_method
 from fedsift.outcomes import make_outcome
 from fedsift.problems import Problem, supervised
 from fedsift.selection import ensemble_support, t_interval
 from fedsift.sparsity import Schedule, kept_count
-from fedsift.training import Callback, StageCheckpoint, Training, evaluate, train
+from fedsift.training import Callback, EarlyStop, StageCheckpoint, Training, evaluate, train
 from fedsift.trees import Tree
 
 
@@ -33,7 +33,9 @@ class Settings(BaseModel):
     """Everything that decides a study's numbers, apart from the data.
 
     ``features`` (how many to keep) or ``density`` (their share) must be given. None elsewhere means the
-    algorithm's own default. ``ridge`` is the weight of the refit's penalty in units of one sample.
+    algorithm's own default. ``ridge`` is the weight of the refit's penalty in units of one sample;
+    ``early_stop`` ends the refit after that many evaluations without a lower loss on a fifth of the
+    training rows, which then only validate.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -56,6 +58,7 @@ class Settings(BaseModel):
     batch_size: int | None = Field(None, ge=1)
     tuning_rounds: int = Field(100, ge=1)
     ridge: float = Field(1.0, ge=0)
+    early_stop: int | None = Field(None, ge=1)
     gate: Literal["feature", "scalar"] = "feature"
     engine: Literal["vectorized", "loop"] = "vectorized"
     evaluate_every: int = Field(10, ge=1)
@@ -114,6 +117,7 @@ class Fit:
         scores: test figures of every lane and ensemble, [L + E], if there are test rows.
         bytes_up, bytes_down, bytes_dense: of all seeds, refit included; dense: if every number of the
             model travelled both ways.
+        compiled: whether the search was fused by `torch.compile`.
         history: records of the search and the refit.
     """
 
@@ -126,6 +130,7 @@ class Fit:
     bytes_up: int
     bytes_down: int
     bytes_dense: int
+    compiled: bool
     history: list[dict[str, Any]]
 
     @property
@@ -168,14 +173,20 @@ def fit_case(
     *,
     progress: Progress | None = None,
     checkpoint: StageCheckpoint | None = None,
+    repeats: int = 1,
 ) -> Fit:
-    """Search with all seeds, pick by ensemble, refit with a ridge, score the test rows."""
+    """Search with all seeds, pick by ensemble, refit with a ridge, score the test rows.
+
+    ``repeats``: how many such cases there are, to decide whether compiling pays.
+    """
     method = find_method(settings.method)
     rows = standardiser.apply(case.train)
     rows = rows.pooled() if method.rows == "pooled" else rows
     problem = linear_problem(rows, settings.gate)
     kept = settings.kept(problem.gates.size)
-    search = _search(problem, rows, settings, method, kept, _tell(progress, "search"), checkpoint)
+    search = _search(
+        problem, rows, settings, method, kept, _tell(progress, "search"), checkpoint, repeats
+    )
     params = search.params
     magnitudes = torch.func.vmap(problem.gates.magnitude)(params)
     masks = (magnitudes > 0).to(magnitudes.dtype)
@@ -188,18 +199,12 @@ def fit_case(
     )
     means = trees.map_tensors(lambda t: t.reshape(groups, -1, *t.shape[1:]).mean(1), params)
     start = trees.map_tensors(lambda a, b: torch.cat([a, b]), params, means)
-    tuned = _refit(
-        problem,
-        rows,
-        settings,
-        start,
-        torch.cat([masks, support]),
-        method,
-        _tell(progress, "refit"),
-        checkpoint,
+    supports = torch.cat([masks, support])
+    final, tuned = _refit(
+        rows, settings, start, supports, method, _tell(progress, "refit"), checkpoint
     )
-    final = tuned.params
     scores = {} if case.test is None else evaluate(problem, final, standardiser.apply(case.test))
+    up, down = _bytes_sent(method, rows, search, tuned)
     return Fit(
         masks=masks,
         magnitudes=magnitudes,
@@ -207,11 +212,26 @@ def fit_case(
         support=support,
         params=final,
         scores=scores,
-        bytes_up=int(search.bytes_up.sum() + tuned.bytes_up.sum()),
-        bytes_down=int(search.bytes_down.sum() + tuned.bytes_down.sum()),
+        bytes_up=up,
+        bytes_down=down,
         bytes_dense=_dense_bytes(problem, search) + _dense_bytes(problem, tuned),
+        compiled=search.compiled,
         history=[{"stage": "search", **r} for r in search.history]
         + [{"stage": "refit", **r} for r in tuned.history],
+    )
+
+
+def _bytes_sent(
+    method: Method, rows: FederatedData, search: Training, tuned: Training
+) -> tuple[int, int]:
+    """Return the bytes up and down: nothing for sites alone, the rows once for pooled ones."""
+    if method.rows == "alone":
+        return 0, 0
+    if method.rows == "pooled":
+        return 4 * rows.n_samples * (rows.n_features + 1), 0
+    return (
+        int(search.bytes_up.sum() + tuned.bytes_up.sum()),
+        int(search.bytes_down.sum() + tuned.bytes_down.sum()),
     )
 
 
@@ -223,6 +243,7 @@ def _search(
     kept: int,
     callback: Callback | None,
     checkpoint: StageCheckpoint | None,
+    repeats: int,
 ) -> Training:
     algorithm = method.build(
         settings.messages if method.rows == "federated" else "auto",
@@ -251,11 +272,11 @@ def _search(
         evaluate_every=settings.evaluate_every,
         callback=callback,
         checkpoint=checkpoint and checkpoint.named("search"),
+        repeats=repeats,
     )
 
 
 def _refit(
-    problem: Problem,
     rows: FederatedData,
     settings: Settings,
     start: Tree,
@@ -263,30 +284,44 @@ def _refit(
     method: Method,
     callback: Callback | None,
     checkpoint: StageCheckpoint | None,
-) -> Training:
-    """Retrain on fixed supports [L + E, G]; every site takes part, for only kept numbers travel."""
+) -> tuple[Tree, Training]:
+    """Retrain on fixed supports [L + E, G]; every site takes part, for only kept numbers travel.
+
+    Only the features that some lane chose are looked at. Return the parameters for all features,
+    leaves [L + E, ...], and the run.
+    """
+    by_gate = support.reshape(len(support), -1, rows.n_features)
+    columns = (by_gate > 0).flatten(0, 1).any(0).nonzero().squeeze(1)
+    chosen = rows.select_features(columns)
     algorithm = Tuning(rounds=settings.tuning_rounds, local_steps=1)
-    total = float(rows.weight.sum())
-    eligible = None
+    total, eligible = float(rows.weight.sum()), None
     if method.rows == "alone":
         own = torch.eye(rows.n_sites, dtype=torch.bool)
         eligible = torch.cat([own.repeat_interleave(settings.seeds, 0), own])
         total /= rows.n_sites
-    ridged = problem.with_ridge(settings.ridge / total)
-    begin = torch.func.vmap(lambda p, m: algorithm.start(problem, p, m))(start, support)
-    return train(
-        ridged,
-        rows,
+    problem = linear_problem(chosen, settings.gate).with_ridge(settings.ridge / total)
+    stop = None
+    if settings.early_stop is not None and method.rows != "alone":
+        chosen, held_out = split(chosen, settings.seed)
+        stop = EarlyStop(held_out, settings.early_stop)
+    small = start | {"weight": start["weight"][..., columns]}
+    mask = by_gate[..., columns].flatten(1)
+    run = train(
+        problem,
+        chosen,
         algorithm,
         seeds=list(range(len(support))),
-        start=begin,
+        start=torch.func.vmap(lambda p, m: algorithm.start(problem, p, m))(small, mask),
         eligible=eligible,
-        weights="samples",
         engine=settings.engine,
-        evaluate_every=settings.tuning_rounds,
+        evaluate_every=settings.evaluate_every,
+        early_stop=stop,
         callback=callback,
         checkpoint=checkpoint and checkpoint.named("refit"),
     )
+    weight = torch.zeros_like(start["weight"])
+    weight[..., columns] = run.params["weight"]
+    return run.params | {"weight": weight}, run
 
 
 def _participation(settings: Settings) -> float | int:

@@ -18,7 +18,7 @@ from fedsift.algorithms.base import Algorithm
 from fedsift.channels import Broadcast, Channel
 from fedsift.checkpoints import load_training, save_training
 from fedsift.data import FederatedData
-from fedsift.engines import COMPILE_FROM, make_engine
+from fedsift.engines import COMPILE_FROM, cannot_batch, eager_seconds, make_engine
 from fedsift.engines.base import Carried, Delivery, Engine, Job, Weights, begin
 from fedsift.problems import Batch, Problem
 from fedsift.trees import Tree
@@ -58,6 +58,27 @@ class StageCheckpoint:
         return replace(self, path=self.path.with_name(f"{self.path.name}-{stage}.safetensors"))
 
 
+@dataclass(frozen=True)
+class EarlyStop:
+    """Ends a run when no seed has a lower loss on validation rows for a while; keeps the best.
+
+    Attributes:
+        rows: validation rows, in the units of the training rows.
+        patience: evaluations without a lower loss.
+    """
+
+    rows: FederatedData
+    patience: int = 5
+
+
+class Best(NamedTuple):
+    """The lowest validation loss of each seed [S], its ServerState, and evaluations since the last."""
+
+    loss: Tensor
+    server: Any
+    stale: Tensor
+
+
 @dataclass
 class Training:
     """A training run in progress: everything that changes, and the result when it is done.
@@ -69,6 +90,9 @@ class Training:
         history: a record a round.
         bytes_up, bytes_down: totals for every seed, [S].
         retries: how often each seed was rolled back, [S].
+        first_loss: the loss at the start, [S].
+        best: what early stopping keeps.
+        compiled: whether the sites' work was fused.
     """
 
     job: Job
@@ -79,6 +103,8 @@ class Training:
     bytes_down: Tensor = field(default_factory=lambda: torch.zeros(1, dtype=torch.int64))
     retries: Tensor = field(default_factory=lambda: torch.zeros(1, dtype=torch.int64))
     first_loss: Tensor | None = None
+    best: Best | None = None
+    compiled: bool = False
 
     @property
     def params(self) -> Tree:
@@ -97,12 +123,19 @@ def evaluate(problem: Problem, params: Tree, data: FederatedData) -> dict[str, T
         batch = Batch(
             data.x[rows], data.y[rows], data.weight[rows], torch.zeros((), dtype=torch.int64)
         )
-        part = vmap(lambda p, b=batch: problem.evaluate(p, b))(params)
+        part = _per_seed(problem, params, batch)
         for name, (total, weight) in part.items():
             before = sums.get(name, (0.0, 0.0))
             sums[name] = (before[0] + total.double(), before[1] + weight.double())
     means = {name: total / weight for name, (total, weight) in sums.items()}
     return vmap(problem.summarise)(means)
+
+
+def _per_seed(problem: Problem, params: Tree, batch: Batch) -> dict[str, tuple[Tensor, Tensor]]:
+    if problem.batched:
+        return vmap(lambda p: problem.evaluate(p, batch))(params)
+    count = len(next(iter(params.values())))
+    return trees.stack(problem.evaluate(trees.unstack(params, s), batch) for s in range(count))
 
 
 def train(
@@ -117,11 +150,13 @@ def train(
     weights: Weights = "samples",
     engine: str = "vectorized",
     compiled: bool | None = None,
+    repeats: int = 1,
     channel: Channel | None = None,
     evaluate_every: int = 10,
     start: Any = None,
     eligible: Tensor | None = None,
     delivery: Delivery | None = None,
+    early_stop: EarlyStop | None = None,
     callback: Callback | None = None,
     checkpoint: StageCheckpoint | None = None,
 ) -> Training:
@@ -137,12 +172,14 @@ def train(
         participation: a fraction in (0, 1], or a number of sites a round.
         weights: averages weigh a site by its samples, or all sites alike.
         engine: ``vectorized`` or ``loop``.
-        compiled: fuse the sites' work with `torch.compile`; None: when `work` says that it pays.
+        compiled: fuse the sites' work with `torch.compile`; None: when that pays by an estimate.
+        repeats: how many runs of this shape there will be, for that estimate.
         channel: what travels; lossless by default.
         evaluate_every: rounds between evaluations on the training rows (and the last round).
         start: ServerStates [S, ...] to begin from.
         eligible: which sites [S, C] may take part for each seed; all by default.
         delivery: decides which uploads arrive, for fault injection.
+        early_stop: ends the run on validation rows, and keeps each seed's best state.
         callback: called with each round's record.
         checkpoint: where to keep the state; a run begins from what is there.
 
@@ -169,22 +206,23 @@ def train(
     )
     zeros = torch.zeros(len(seeds), dtype=torch.int64)
     run = Training(job, begin(job, start), 0, [], zeros, zeros.clone(), zeros.clone())
+    if early_stop is not None:
+        never = torch.full((len(seeds),), torch.inf, dtype=torch.float64)
+        run.best = Best(never, run.carried.server, torch.zeros((), dtype=torch.int64))
     if checkpoint is not None and checkpoint.path.exists():
         load_training(checkpoint.path, run)
-    loop = _Loop(
-        run, rounds or algorithm.rounds, participation, evaluate_every, callback, checkpoint
-    )
+    rounds = rounds or algorithm.rounds
     if compiled is None:
-        compiled = work(job, rounds or algorithm.rounds, participation) > COMPILE_FROM
-    loop.proceed(make_engine(engine, compiled=compiled))
+        asked = job.participants(0, participation)
+        compiled = repeats * rounds * eager_seconds(job, asked) > COMPILE_FROM
+    reason = cannot_batch(job, run.carried) if engine == "vectorized" else None
+    if reason is not None:
+        log.warning("this model cannot be batched (%s): the slower loop engine is used", reason)
+        engine, run.job = "loop", replace(job, problem=replace(problem, batched=False))
+    run.compiled = compiled and engine == "vectorized"
+    loop = _Loop(run, rounds, participation, evaluate_every, callback, checkpoint, early_stop)
+    loop.proceed(make_engine(engine, compiled=run.compiled))
     return run
-
-
-def work(job: Job, rounds: int, participation: float) -> float:
-    """Return the numbers that a run updates: lanes x parameters x local steps x rounds."""
-    lanes = int(job.participants(0, participation).sum())
-    numbers = sum(leaf.numel() for leaf in job.problem.init(job.run_keys[0]).values())
-    return lanes * numbers * getattr(job.algorithm, "local_steps", 1) * rounds
 
 
 def check_pair(algorithm: Algorithm, channel: Channel) -> None:
@@ -208,6 +246,7 @@ class _Loop:
     every: int
     callback: Callback | None
     checkpoint: StageCheckpoint | None
+    early_stop: EarlyStop | None
 
     def __post_init__(self) -> None:
         run = self.run
@@ -220,20 +259,40 @@ class _Loop:
     def proceed(self, engine: Engine) -> None:
         """Run to the end. An interrupt keeps the last healthy state, from which a resume goes on."""
         try:
-            while self.run.round < self.rounds:
+            while self.run.round < self.rounds and not self._stale():
                 self._round(engine)
         except KeyboardInterrupt:
             if self.checkpoint is not None:
                 _reset(self.run, self.retained)
                 save_training(self.checkpoint.path, self.run)
             raise
+        if self.run.best is not None:
+            self.run.carried = self.run.carried._replace(server=self.run.best.server)
         if self.checkpoint is not None:
             save_training(self.checkpoint.path, self.run)
+
+    def _stale(self) -> bool:
+        best, stop = self.run.best, self.early_stop
+        return best is not None and stop is not None and int(best.stale) >= stop.patience
+
+    def _compare(self) -> None:
+        """Keep the state of every seed whose validation loss is the lowest so far."""
+        best = self.run.best
+        if best is None or self.early_stop is None:
+            return
+        loss = evaluate(self.run.job.problem, self.run.params, self.early_stop.rows)["loss"]
+        better = loss < best.loss
+        self.run.best = Best(
+            torch.where(better, loss, best.loss),
+            trees.where(better, self.run.carried.server, best.server),
+            torch.where(better.any(), 0, best.stale + 1),
+        )
 
     def _round(self, engine: Engine) -> None:
         run, began = self.run, time.perf_counter()
         participants = run.job.participants(run.round, self.participation)
         info: dict[str, Tensor] = {}
+        rejected: set[str] = set()
         for exchange in run.job.algorithm.exchanges_at(run.round):
             asked = run.job.eligible if run.job.algorithm.asks_everyone(exchange) else participants
             run.carried, report = engine.exchange(run.job, run.carried, run.round, exchange, asked)
@@ -242,8 +301,11 @@ class _Loop:
                 run.bytes_down + report.bytes_down,
             )
             info |= report.info
+            rejected |= {run.job.data.sites[c] for c in report.rejected[:, 1].tolist()}
         run.round += 1
         record: dict[str, Any] = {"round": run.round}
+        if rejected:
+            record["rejected"] = sorted(rejected)
         due = run.round % self.every == 0 or run.round in {1, self.rounds}
         figures = evaluate(run.job.problem, run.params, run.job.data) if due else {}
         healthy = (
@@ -262,6 +324,7 @@ class _Loop:
         }
         run.history.append(record)
         if due and healthy.all():
+            self._compare()
             self._keep()
         elif due:
             # A seed that diverges again before the next healthy state must not try the same step.

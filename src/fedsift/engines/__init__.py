@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from fedsift.engines.base import Engine
 from fedsift.engines.loop import Loop
-from fedsift.engines.vectorized import Vectorized
+from fedsift.engines.vectorized import Vectorized, cannot_batch, eager_seconds
 
-__all__ = ["COMPILE_FROM", "ENGINES", "Engine", "make_engine"]
+__all__ = ["COMPILE_FROM", "ENGINES", "Engine", "cannot_batch", "eager_seconds", "make_engine"]
 
 ENGINES = ("vectorized", "loop")
 
 
-# Numbers updated in a run (lanes x parameters x local steps x rounds) from which fusing repays its
-# compile of about 15 s; unfused work takes some 150 ns a number on one core.
-COMPILE_FROM = 1e8
+COMPILE_FROM = 20.0  # seconds of unfused work from which fusing repays its compile
 
 
 def make_engine(name: str, *, compiled: bool = False) -> Engine:

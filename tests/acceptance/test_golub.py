@@ -1,0 +1,39 @@
+"""The main job on the embedded leukemia data, from the command line."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from fedsift.data import KNOWN_GENES
+
+
+@pytest.mark.acceptance
+@pytest.mark.acceptance_long
+def test_the_demo_finds_known_genes(tmp_path) -> None:
+    command = "fit --demo golub --features 3 --seeds 30 --json --out"
+    output = subprocess.run(
+        [sys.executable, "-m", "fedsift", *command.split(), str(tmp_path / "run")],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ,
+    ).stdout
+    result = json.loads(output)
+    names = [feature["name"] for feature in result["features"]]
+    found = [KNOWN_GENES[name] for name in names if name in KNOWN_GENES]
+    print(
+        json.dumps(
+            {
+                "test_accuracy": result["test_accuracy"],
+                "majority": 27 / 38,
+                "genes": names,
+                "known": found,
+                "seconds": result["seconds"],
+            }
+        )
+    )
+    assert result["test_accuracy"]["mean"] >= 0.88
+    assert len(found) >= 1

@@ -53,8 +53,8 @@ format: $(STAMP) ## Rewrite the sources in the house format
 
 check: lint test ## Lint, then test: what CI runs
 
-acceptance: $(STAMP) ## Run and print every acceptance figure, the long ones too
-	$(BIN)/python -m pytest -q -s -m "acceptance or acceptance_long" $(PYTEST_ARGS)
+acceptance: $(STAMP) ## Run and print every acceptance figure, write them to docs/figures.md
+	FEDSIFT_FIGURES=docs $(BIN)/python -m pytest -q -s -m "acceptance or acceptance_long" $(PYTEST_ARGS)
 
 bench: $(STAMP) ## Run the benchmarks; each prints JSON
 	@test -n "$(BENCHES)" || { echo "no benchmarks/*.py to run" >&2; exit 2; }

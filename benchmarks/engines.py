@@ -19,7 +19,7 @@ from fedsift.aggregation import mean
 from fedsift.algorithms import EFLoPS
 from fedsift.channels import TopM
 from fedsift.data import synthetic_regression
-from fedsift.engines import COMPILE_FROM, eager_seconds, make_engine
+from fedsift.engines import compile_pays, make_engine
 from fedsift.engines.base import Job, begin
 from fedsift.studies import linear_problem
 
@@ -31,7 +31,7 @@ def measure(sites: int, seeds: int, d: int, repeats: int) -> dict[str, float]:
     ).train
     algorithm = EFLoPS(density=0.05, learning_rate=0.01, batch_size=32, local_steps=2)
     job = Job(linear_problem(train), train, algorithm, TopM(d // 20), mean, tuple(range(seeds)))
-    pays = 300 * eager_seconds(job, job.eligible) > COMPILE_FROM
+    pays = compile_pays(job, job.eligible, 300)
     engines = {
         "vectorized": make_engine("vectorized", compiled=pays),
         "eager": make_engine("vectorized"),

@@ -90,7 +90,6 @@ def proceed(
         participants = job.participants(number, participation)
         for exchange in job.algorithm.exchanges_at(number):
             asked = job.eligible if job.algorithm.asks_everyone(exchange) else participants
-            assert asked is not None
             carried, report = engine.exchange(job, carried, number, exchange, asked)
             total += torch.stack([report.bytes_up, report.bytes_down])
     return carried, total

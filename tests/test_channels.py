@@ -153,7 +153,7 @@ def test_a_replica_reaches_the_server_when_that_stands_still() -> None:
 
 
 def test_a_start_that_is_known_costs_next_to_nothing() -> None:
-    """Head 8, four parts of 12, and the parts of up to eight numbers; unknown, it costs them all."""
+    """Head 8, four parts of 12, and the parts of up to eight numbers; unknown, it costs all."""
     shared = upload(0)
     known, unknown = (
         advance(Lossless(), PROBLEM, start_broadcast(shared, known=k), shared, torch.tensor(0))

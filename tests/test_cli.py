@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fedsift import runs
+from fedsift import run_folder, runs, workflows
 from fedsift.cli import main
 from fedsift.sources import Source
 from fedsift.studies import Settings
@@ -299,7 +299,7 @@ def interrupted(source: Source, settings: Settings, path: Path, after: int) -> N
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        runs.run_fit(
+        workflows.run_fit(
             source.cases(settings),
             settings,
             source=source.model_dump(mode="json"),
@@ -315,7 +315,7 @@ def test_a_resumed_run_equals_one_never_stopped(after, sites, fitted, tmp_path, 
     settings = Settings(features=2, seeds=2, splits=1, rounds=3, tuning_rounds=3)
     path = tmp_path / "run"
     interrupted(source, settings, path, after)
-    assert runs.read_facts(path)["status"] == "stopped"
+    assert run_folder.read_facts(path)["status"] == "stopped"
     assert main(["predict", str(path), sites[0]]) == 2
     assert f"fedsift resume {path}" in capsys.readouterr().err
     assert main(["resume", str(path), "--quiet"]) == 0
@@ -337,7 +337,7 @@ def test_resume_goes_on_with_a_comparison_and_notices_other_data(tmp_path, capsy
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(runs, "method_results", stop)
+        patch.setattr(workflows, "method_results", stop)
         assert main(["compare", *args, "--methods", "fedavg,fedht", "--out", str(stopped)]) == 130
     assert capsys.readouterr().err.strip() == f"stopped; go on with: fedsift resume {stopped}"
     text = Path(files[0]).read_text()
@@ -464,3 +464,15 @@ def test_notes_on_data_are_single_lines(tmp_path, capsys):
     assert len(notes) == 1
     assert notes[0].startswith("note: ")
     assert "constant" in notes[0]
+
+
+def test_early_stop_ends_the_refit(sites, tmp_path):
+    """At the latest it ends when the ridge regression has converged, after some hundred rounds."""
+    options = ("--target", "diagnosis", "--id", "patient", "--features", "2", "--seeds", "2")
+    short = ("--splits", "0", "--rounds", "3", "--tuning-rounds", "3000", "--early-stop", "2")
+    path = tmp_path / "run"
+    assert main(["fit", *sites, *options, *short, "--quiet", "--out", str(path)]) == 0
+    assert run_folder.read_facts(path)["settings"]["early_stop"] == 2
+    records = [json.loads(line) for line in (path / "history.jsonl").read_text().splitlines()]
+    last = max(record["round"] for record in records if record["stage"] == "refit")
+    assert 10 <= last < 3000

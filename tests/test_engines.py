@@ -105,7 +105,7 @@ def test_the_engines_agree_when_sites_and_seeds_are_not_all_eligible(weights: st
         FedAvg(),
         CHANNELS["feedback"],
         seeds=(0, 1),
-        eligible=eligible,
+        allowed=eligible,
         weights=weights,
     )
     both(work, 8, 0.5, 1e-5)

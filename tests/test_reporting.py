@@ -114,7 +114,7 @@ def test_a_comparison_has_a_line_a_method(tmp_path):
 
 
 def test_synthetic_runs_report_recovery(tmp_path):
-    from fedsift.runs import run_fit
+    from fedsift.workflows import run_fit
 
     source = Source(demo="synthetic", samples=40, features_total=12, informative=2, data_seeds=2)
     settings = Settings(features=2, seeds=2, rounds=3, tuning_rounds=3)

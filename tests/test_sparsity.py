@@ -118,8 +118,8 @@ def test_no_layer_is_emptied(kept: int, seed: int) -> None:
     assert mask.sum() == kept
     floor = max(1, int(FLOOR * kept / 4))
     for view in gates.views.values():
-        held = mask[view.start : view.start + view.count].sum()
-        assert held >= min(floor, view.count)
+        held = mask[view.start : view.start + view.n_gates].sum()
+        assert held >= min(floor, view.n_gates)
 
 
 def test_one_layer_keeps_the_largest() -> None:

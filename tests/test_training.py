@@ -7,26 +7,25 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from fedsift import models, outcomes, trees
 from fedsift.algorithms import EFLoPS, FedAvg, Tuning
-from fedsift.checkpoints import CheckpointError, load_training, save_training, write_atomic
+from fedsift.checkpoints import (
+    CheckpointError,
+    StageCheckpoint,
+    load_training,
+    save_training,
+    write_atomic,
+)
 from fedsift.data import FederatedData
 from fedsift.data.partition import dirichlet_counts
+from fedsift.evaluation import evaluate
 from fedsift.problems import supervised
-from fedsift.training import (
-    EarlyStop,
-    DIVERGED,
-    StageCheckpoint,
-    Training,
-    TrainingError,
-    check_pair,
-    evaluate,
-    train,
-)
+from fedsift.recovery import DIVERGED, TrainingError
+from fedsift.training import EarlyStop, Training, check_pair, train
 from tests.laws import (
     ALGORITHMS,
     CHANNELS,
@@ -412,7 +411,8 @@ def test_a_model_that_cannot_be_batched_runs_on_the_loop_engine(caplog) -> None:
             self.layer, self.out = torch.nn.LSTM(2, 3, batch_first=True), torch.nn.Linear(3, 3)
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.out(self.layer(x)[0][:, -1])
+            output: Tensor = self.out(self.layer(x)[0][:, -1])
+            return output
 
     x = normal(12, 4, 2)
     data = FederatedData.from_arrays(
@@ -425,7 +425,7 @@ def test_a_model_that_cannot_be_batched_runs_on_the_loop_engine(caplog) -> None:
 
 
 def test_early_stopping_keeps_the_state_with_the_lowest_validation_loss() -> None:
-    """Twelve rows, forty features: least squares soon overfits, so the best state is an early one."""
+    """Twelve rows, forty features: least squares soon overfits, so an early state is the best."""
     x, noise = normal(24, 40), normal(24, seed=3)
     data = FederatedData.from_arrays(x, x[:, 0] + 2.0 * noise, outcome="regression")
     rows, held_out = data.take(range(12)), data.take(range(12, 24))

@@ -15,12 +15,15 @@ if TYPE_CHECKING:
     from fedsift.algorithms import EFLoPS, FedAvg, FedHT, FedIterHT
     from fedsift.api import compare, fit
     from fedsift.data import DataError, DataWarning, FederatedData
+    from fedsift.evaluation import evaluate
     from fedsift.methods import METHODS
     from fedsift.models import from_module, linear
     from fedsift.problems import Problem, supervised
-    from fedsift.runs import Run, RunError, load_run
+    from fedsift.recovery import TrainingError
+    from fedsift.run_folder import RunError
+    from fedsift.runs import Run, load_run
     from fedsift.studies import Settings
-    from fedsift.training import TrainingError, evaluate, train
+    from fedsift.training import train
 
 __all__ = [
     "METHODS",
@@ -59,11 +62,11 @@ _HOME = {
     "FederatedData": "data",
     "Problem": "problems",
     "Run": "runs",
-    "RunError": "runs",
+    "RunError": "run_folder",
     "Settings": "studies",
-    "TrainingError": "training",
+    "TrainingError": "recovery",
     "compare": "api",
-    "evaluate": "training",
+    "evaluate": "evaluation",
     "fit": "api",
     "from_module": "models",
     "linear": "models",

@@ -35,7 +35,8 @@ def mean(stacked: Tree, weight: Tensor) -> Tree:
 
     def combine(x: Tensor) -> Tensor:
         anchor = x.index_select(0, first)
-        return anchor.squeeze(0) + torch.tensordot(share.to(x.dtype), x - anchor, dims=1)
+        change: Tensor = torch.tensordot(share.to(x.dtype), x - anchor, dims=1)
+        return anchor.squeeze(0) + change
 
     combined: Tree = trees.map_tensors(combine, stacked)
     return combined

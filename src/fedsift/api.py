@@ -10,9 +10,11 @@ from fedsift.data import FederatedData
 from fedsift.data.standardise import How
 from fedsift.methods import Messages, find_method
 from fedsift.reporting import write_report
-from fedsift.runs import BESIDE, Run, prepare, read_facts, run_compare, run_fit, split_cases
+from fedsift.run_folder import prepare, read_facts
+from fedsift.runs import Run
 from fedsift.sparsity import Schedule
 from fedsift.studies import Progress, Settings
+from fedsift.workflows import BESIDE, run_compare, run_fit, split_cases
 
 
 class Options(TypedDict, total=False):
@@ -30,6 +32,7 @@ class Options(TypedDict, total=False):
     batch_size: int | None
     tuning_rounds: int
     ridge: float
+    early_stop: int | None
     gate: Literal["feature", "scalar"]
     engine: Literal["vectorized", "loop"]
     evaluate_every: int

@@ -151,7 +151,7 @@ def missed(broadcast: Broadcast, seen: Tensor) -> Tree:
 
 
 def download_size(broadcast: Broadcast, seen: Tensor) -> Tensor:
-    """Return the bytes that bring a site up to date: an update, or the whole where that is smaller."""
+    """Return the bytes that bring a site up to date: an update, or the whole if smaller."""
     update = messages.size(broadcast.replica, missed(broadcast, seen))
     return torch.minimum(update, messages.size(broadcast.replica))
 

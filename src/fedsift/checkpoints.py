@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,8 +25,20 @@ class CheckpointError(RuntimeError):
     """A checkpoint that cannot be used; the text names the file and the next action."""
 
 
+@dataclass(frozen=True)
+class StageCheckpoint:
+    """Where a training run keeps its state, and the seconds between two writes."""
+
+    path: Path
+    every: float = 5.0
+
+    def named(self, stage: str) -> StageCheckpoint:
+        """Return the checkpoint of a stage of the work this one stands for."""
+        return replace(self, path=self.path.with_name(f"{self.path.name}-{stage}.safetensors"))
+
+
 def write_atomic(path: Path, content: bytes) -> None:
-    """Write a file so that it is either the old one or the whole new one, also after a power cut."""
+    """Write a file such that it is the old one or the whole new one, even after a power cut."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + ".tmp")
     with temporary.open("wb") as file:
@@ -56,7 +69,8 @@ def unflatten(
         found = tensors[f"{prefix}.{next(numbers)}"]
         shapes = [[n for axis, n in enumerate(t.shape) if axis != free] for t in (found, expected)]
         if shapes[0] != shapes[1] or found.dtype != expected.dtype:
-            msg = f"{prefix} holds {found.dtype} {list(found.shape)}, not {expected.dtype} {list(expected.shape)}"
+            held, wanted = (f"{t.dtype} {list(t.shape)}" for t in (found, expected))
+            msg = f"{prefix} holds {held}, not {wanted}"
             raise ValueError(msg)
         return found
 
@@ -77,6 +91,15 @@ def _identity(run: Training) -> list[str]:
             job.data.sites,
         )
     ]
+
+
+def _check_identity(run: Training, identity: list[str]) -> None:
+    """Raise ValueError, naming the part that differs, if a checkpoint is of another run."""
+    own = _identity(run)
+    if identity != own:
+        changed = next(b for a, b in zip(identity, own, strict=True) if a != b)
+        msg = f"now {changed}"
+        raise ValueError(msg)
 
 
 def save_training(path: Path, run: Training) -> None:
@@ -127,12 +150,13 @@ def load_training(path: Path, run: Training) -> None:
         msg = f"checkpoint {path} has format version {version}, this release reads {VERSION}"
         raise CheckpointError(msg)
     try:
-        if identity != _identity(run):
-            changed = next(b for a, b in zip(identity, _identity(run), strict=True) if a != b)
-            raise ValueError(f"now {changed}")
+        _check_identity(run, identity)
         _restore(run, tensors, facts)
     except (KeyError, TypeError, ValueError) as error:
-        msg = f"checkpoint {path} is of another problem ({error}); delete it to start this stage again"
+        msg = (
+            f"checkpoint {path} is of another problem ({error}); "
+            "delete it to start this stage again"
+        )
         raise CheckpointError(msg) from error
 
 

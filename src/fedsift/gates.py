@@ -20,10 +20,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import torch
+
+from fedsift.entropy import NODES, Rules, Window, checked, entropy, entropy_slope, odds_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,25 +39,10 @@ PHI_MAX: Final = 12.0
 
 _U_MIN: Final = 1e-6
 _STRETCH_MIN: Final = 1e-6
-_DELTA_MAX: Final = 60.0
-_ODDS_MAX: Final = 40.0
 _NODES_MAX: Final = 512
-_NODES: Final = {torch.float32: 8, torch.float64: 16}
 _MEAN_NODES: Final = {torch.float32: 10, torch.float64: 20}
-_SERIES_TERMS: Final = {torch.float32: 12, torch.float64: 19}
 _INVERSE_STEPS: Final = 5
 _TABLE: Final = 1 << 16
-
-_Rules: TypeAlias = dict[torch.dtype, tuple[tuple[float, float], ...]]
-
-
-@dataclass(frozen=True)
-class _Window:
-    """The interval of ``t`` with a gate between 0 and 1, and ``e^-t, weight`` of its rules."""
-
-    lower: float
-    upper: float
-    rules: _Rules
 
 
 @dataclass(frozen=True)
@@ -131,11 +118,11 @@ class HardConcrete:
         Its sum over gates is the expected number of non-zero parameters; it exceeds ``mean``.
         Source: Louizos, Welling & Kingma 2018, equation 12.
         """
-        return torch.sigmoid(_checked(phi) - self.lower)
+        return torch.sigmoid(checked(phi) - self.lower)
 
     def prob_active_slope(self, phi: Tensor) -> Tensor:
         """Give ``dP(z > 0)/dphi = P(z > 0) P(z = 0)``, without autograd."""
-        x = _checked(phi) - self.lower
+        x = checked(phi) - self.lower
         return torch.sigmoid(x) * torch.sigmoid(-x)
 
     def mean(self, phi: Tensor) -> Tensor:
@@ -145,7 +132,7 @@ class HardConcrete:
         is the expectation by parts, which has no elementary form. In (0, 1), strictly increasing,
         precise in both tails. Source: the law of Louizos et al. 2018, equation 11.
         """
-        odds, total = _odds(_checked(phi)), torch.zeros_like(phi)
+        odds, total = odds_of(checked(phi)), torch.zeros_like(phi)
         for node, weight in self._mean_rules[phi.dtype]:
             total = total + weight * odds * node / (1 + odds * node)
         return total
@@ -155,7 +142,7 @@ class HardConcrete:
 
         By parts, as ``mean``: ``integral over [lower, upper] of 2 g g' sigmoid(phi - t)``.
         """
-        odds = _odds(_checked(phi))
+        odds = odds_of(checked(phi))
         total = torch.zeros_like(phi)
         for node, weight in self._square_rules[phi.dtype]:
             total = total + weight * odds * node / (1 + odds * node)
@@ -167,7 +154,7 @@ class HardConcrete:
         It is ``sample`` at ``u = 1/2``, and 0 whenever ``P(z > 0) <= 1/2``: do not rank sparse
         gates by it alone. Source: Louizos et al. 2018, equation 13, which leaves out ``beta``.
         """
-        return self._stretch(torch.sigmoid(_checked(phi) / self.beta)).clamp(0.0, 1.0)
+        return self._stretch(torch.sigmoid(checked(phi) / self.beta)).clamp(0.0, 1.0)
 
     def inverse_mean(self, mean: Tensor) -> Tensor:
         """Give the ``phi`` in [-12, 12] that solves ``mean(phi) = mean``; NaN gives NaN.
@@ -176,12 +163,12 @@ class HardConcrete:
         with a fixed number of steps. Means out of reach give the nearer end. A mean near 1 carries
         few digits of ``phi``: in float32, rounding the mean moves ``phi = 12`` by up to 0.01.
         """
-        high = torch.full_like(_checked(mean), PHI_MAX)
+        high = torch.full_like(checked(mean), PHI_MAX)
         target = torch.logit(torch.clamp(mean, self.mean(-high), self.mean(high)))
         # The bracket is wider than the answers, so that rounding cannot push a root out of it.
         low, high, phi = -high - 1, high + 1, target.clamp(-PHI_MAX, PHI_MAX)
         for _ in range(_INVERSE_STEPS):
-            odds = _odds(phi)
+            odds = odds_of(phi)
             active, inactive, slope = (torch.zeros_like(phi) for _ in range(3))
             for node, weight in self._mean_rules[phi.dtype]:
                 off = 1 / (1 + odds * node)
@@ -204,8 +191,7 @@ class HardConcrete:
         gradient raises ValueError, here and in ``kl_slope``.
         Source: the penalty of E-FLoPS, arXiv 2607.00275.
         """
-        apply: Any = _RelativeEntropy.apply
-        return cast("Tensor", apply(*_pair(phi, phi0), self._window))
+        return entropy(self._window, phi, phi0)
 
     def kl_slope(self, phi: Tensor, phi0: Tensor | float) -> Tensor:
         """Give ``dKL/dphi`` without autograd: three terms of one sign, so nothing cancels.
@@ -215,7 +201,7 @@ class HardConcrete:
         ``u`` at lower and upper, capitals belong to ``phi0`` and x' is 1 - x. It has the sign of
         ``delta``, is bounded and vanishes for large |phi|. Source: derived from ``kl``.
         """
-        return _entropy_slope(self._window, *_pair(phi, phi0))
+        return entropy_slope(self._window, phi, phi0)
 
     def kl_slope_table(self, phi0: float) -> Callable[[Tensor], Tensor]:
         """Give ``kl_slope(., phi0)`` by linear interpolation, for one prior of many gates.
@@ -226,12 +212,12 @@ class HardConcrete:
         grid = torch.linspace(-PHI_MAX, PHI_MAX, _TABLE + 1, dtype=torch.float64)
         exact = self.kl_slope(grid, phi0)
         rise = torch.diff(exact, append=exact[-1:])
-        tables = {dtype: (exact.to(dtype), rise.to(dtype)) for dtype in _NODES}
+        tables = {dtype: (exact.to(dtype), rise.to(dtype)) for dtype in NODES}
 
         def slope(phi: Tensor) -> Tensor:
             start, step = tables[phi.dtype]
             place = (phi.clamp(-PHI_MAX, PHI_MAX) + PHI_MAX) * (_TABLE / (2 * PHI_MAX))
-            index = place.int()
+            index = place.int().clamp(0, _TABLE)  # NaN has no place of its own
             return start[index] + (place - index) * step[index]
 
         return slope
@@ -240,12 +226,12 @@ class HardConcrete:
         return s * (self.zeta - self.gamma) + self.gamma
 
     @cached_property
-    def _window(self) -> _Window:
-        rules = {dtype: _legendre(self, n) for dtype, n in _NODES.items()}
-        return _Window(self.lower, self.upper, rules)
+    def _window(self) -> Window:
+        rules = {dtype: _legendre(self, n) for dtype, n in NODES.items()}
+        return Window(self.lower, self.upper, rules)
 
     @cached_property
-    def _mean_rules(self) -> _Rules:
+    def _mean_rules(self) -> Rules:
         rules = {}
         for dtype, n in _MEAN_NODES.items():
             nodes, weights = np.array(_legendre(self, n)).T
@@ -255,9 +241,10 @@ class HardConcrete:
         return rules
 
     @cached_property
-    def _square_rules(self) -> _Rules:
+    def _square_rules(self) -> Rules:
         def doubled(node: float) -> float:
-            return 2 * ((self.zeta - self.gamma) / (1 + node ** (1 / self.beta)) + self.gamma)
+            stretched = (self.zeta - self.gamma) / (1 + node ** (1 / self.beta)) + self.gamma
+            return float(2 * stretched)
 
         return {
             dtype: tuple((node, weight * doubled(node)) for node, weight in rule)
@@ -265,111 +252,9 @@ class HardConcrete:
         }
 
 
-class _RelativeEntropy(torch.autograd.Function):
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(phi: Tensor, phi0: Tensor, window: _Window) -> Tensor:
-        return _entropy(window, phi, phi0)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, _Window], _output: Tensor) -> None:
-        phi, phi0, ctx.window = inputs
-        ctx.save_for_backward(phi, phi0)
-        ctx.save_for_forward(phi, phi0)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return grad * _entropy_slope(ctx.window, *ctx.saved_tensors), None, None
-
-    @staticmethod
-    def jvp(ctx: Any, tangent: Tensor, *_: object) -> Tensor:
-        return tangent * _entropy_slope(ctx.window, *ctx.saved_tensors)
-
-
-def _entropy(window: _Window, phi: Tensor, phi0: Tensor) -> Tensor:
-    """Give the relative entropy of q to p as the sum of ``q h(ln(p/q))``, ``h(x) = e^x - 1 - x``.
-
-    The terms that ``h`` adds to ``-ln(p/q)`` sum to 0, and make every term >= 0: nothing cancels.
-    """
-    sign, upper, lower, size, growth = _ordered(phi, phi0)
-    zero_ratio = sign * torch.log1p(growth * torch.sigmoid(lower - window.lower))
-    one_ratio = -sign * torch.log1p(growth * torch.sigmoid(window.upper - upper))
-    total = torch.sigmoid(window.lower - phi) * _convex(zero_ratio)
-    total = total + torch.sigmoid(phi - window.upper) * _convex(one_ratio)
-    odds, upper_odds = _odds(phi), _odds(upper)
-    for node, weight in window.rules[phi.dtype]:
-        u = 1 / (1 + odds * node)
-        log_ratio = sign * (size - 2 * torch.log1p(growth / (1 + upper_odds * node)))
-        total = total + weight * odds * node * u * u * _convex(log_ratio)
-    return total
-
-
-def _entropy_slope(window: _Window, phi: Tensor, phi0: Tensor) -> Tensor:
-    sign, upper, lower, size, growth = _ordered(phi, phi0)
-    closed = torch.log1p(growth * torch.sigmoid(window.lower - upper))
-    opened = torch.log1p(growth * torch.sigmoid(lower - window.upper))
-    total = torch.sigmoid(window.lower - phi) * torch.sigmoid(phi - window.lower) * closed
-    total = total + torch.sigmoid(window.upper - phi) * torch.sigmoid(phi - window.upper) * opened
-    # With w = sigmoid(delta) and w' = 1 - w, c / (u' + u e^delta) = tanh(delta/2) / (u w + u' w'),
-    # which cannot overflow.
-    w, rest = torch.sigmoid(sign * size), torch.sigmoid(-sign * size)
-    odds, between = _odds(phi), torch.zeros_like(phi)
-    for node, weight in window.rules[phi.dtype]:
-        u = 1 / (1 + odds * node)
-        v = odds * node * u
-        between = between + weight * (u * v) ** 2 / (u * w + v * rest)
-    return sign * (total + 2 * torch.tanh(size / 2) * between)
-
-
-def _ordered(phi: Tensor, phi0: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Give the sign of ``phi - phi0``, the larger, the smaller, |phi - phi0| and its ``expm1``.
-
-    With c = e^|phi - phi0| - 1, every log ratio is +-log1p(c x) with c x >= 0 if x is taken at the
-    right one of the two, so none cancels. ``expm1`` itself is avoided: compiled for CPUs it becomes
-    ``exp(x) - 1``, which has no digits near 0. At equality all derivatives belong to ``phi``.
-    """
-    above = phi >= phi0
-    sign = torch.where(above, 1.0, -1.0).to(phi.dtype)
-    upper, lower = torch.where(above, phi, phi0), torch.where(above, phi0, phi)
-    size = (upper - lower).clamp(max=_DELTA_MAX)
-    return sign, upper, lower, size, torch.tanh(size / 2) / torch.sigmoid(-size)
-
-
-def _convex(x: Tensor) -> Tensor:
-    """Give ``e^x - 1 - x``, by its Taylor series where |x| <= 1."""
-    terms, near = _SERIES_TERMS[x.dtype], x.abs() <= 1
-    close = torch.where(near, x, 0.0)
-    series = torch.full_like(x, 1 / math.factorial(terms))
-    for k in range(terms - 1, 1, -1):
-        series = series * close + 1 / math.factorial(k)
-    return torch.where(near, close * close * series, torch.exp(x) - 1 - x)
-
-
-def _odds(phi: Tensor) -> Tensor:
-    """Give ``e^phi``, kept where neither it nor its product with a node can overflow."""
-    return torch.exp(phi.clamp(-_ODDS_MAX, _ODDS_MAX))
-
-
 def _concrete(phi: Tensor, u: Tensor, beta: float) -> Tensor:
     u = u.clamp(_U_MIN, 1 - _U_MIN)
-    return torch.sigmoid((torch.log(u / (1 - u)) + _checked(phi)) / beta)
-
-
-def _checked(x: Tensor) -> Tensor:
-    if x.dtype not in _NODES:
-        msg = f"gates need float32 or float64, got {x.dtype}; convert the tensor first"
-        raise TypeError(msg)
-    return x
-
-
-def _pair(phi: Tensor, phi0: Tensor | float) -> tuple[Tensor, Tensor]:
-    prior = torch.as_tensor(phi0, dtype=_checked(phi).dtype, device=phi.device)
-    if prior.requires_grad and torch.is_grad_enabled():
-        msg = "the relative entropy has no gradient in the prior phi0; pass phi0.detach()"
-        raise ValueError(msg)
-    shape = torch.broadcast_shapes(phi.shape, prior.shape)
-    return phi.expand(shape), prior.expand(shape)
+    return torch.sigmoid((torch.log(u / (1 - u)) + checked(phi)) / beta)
 
 
 def _legendre(gate: HardConcrete, base: int) -> tuple[tuple[float, float], ...]:

@@ -1,9 +1,10 @@
 """The wire format: trees of tensors as bytes.
 
 A message holds the parts of a tree in order. Each part takes the smallest of four forms: dense
-values (always for up to 8 numbers); indices and values; a bitmap and values; or values alone, at the
-positions of the part before it. Names and shapes are not sent: both ends know the schema. `size` gives the length of `encode`
-without encoding, in tensor operations, so that an engine can count bytes for a batch of messages.
+values (always for up to 8 numbers); indices and values; a bitmap and values; or values alone, at
+the positions of the part before it. Names and shapes are not sent: both ends know the schema.
+`size` gives the length of `encode` without encoding, in tensor operations, so that an engine can
+count bytes for a batch of messages.
 
 Layout, little endian: magic ``FSM``, version (u8), kind (u8: 0 replaces, 1 updates), parts (u16),
 reserved (u8); per part form (u8), dtype (u8), reserved (u16), numbers (u32), count (u32), payload.
@@ -15,6 +16,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,7 +31,7 @@ DENSE, INDEX, BITMAP, SAME = range(4)
 REPLACE, UPDATE = range(2)
 SMALL = 8  # parts of up to this many numbers are always dense
 DTYPES = (torch.float32, torch.float64, torch.int64)
-NUMPY = {
+NUMPY: dict[torch.dtype, np.dtype[Any]] = {
     torch.float32: np.dtype("<f4"),
     torch.float64: np.dtype("<f8"),
     torch.int64: np.dtype("<i8"),
@@ -153,9 +155,7 @@ def decode(message: bytes, schema: Tree, held: Tree | None = None) -> Tree:
     if parts != len(schema):
         msg = f"wrong number of parts: {parts}, expected {len(schema)}"
         raise MessageError(msg)
-    decoded = {
-        name: part for name, part in _decode_parts(reader, schema, held if kind == UPDATE else None)
-    }
+    decoded = dict(_decode_parts(reader, schema, held if kind == UPDATE else None))
     if reader.position != len(message):
         msg = f"oversized message: {len(message) - reader.position} bytes after the last part"
         raise MessageError(msg)
@@ -172,7 +172,8 @@ def _decode_parts(reader: _Reader, schema: Tree, held: Tree | None) -> Iterator[
             msg = f"wrong dtype of {name!r}: code {dtype}, expected {expected.dtype}"
             raise MessageError(msg)
         if numbers != expected.numel() or count > numbers:
-            msg = f"wrong shape of {name!r}: {count} of {numbers} numbers, expected {expected.numel()}"
+            found = f"{count} of {numbers} numbers"
+            msg = f"wrong shape of {name!r}: {found}, expected {expected.numel()}"
             raise MessageError(msg)
         positions = _positions(reader, name, form, numbers, count, before)
         stored = NUMPY[expected.dtype]
@@ -211,8 +212,11 @@ def _positions(
     if form == BITMAP:
         raw = reader.take((numbers + 7) // 8, f"the bitmap of {name!r}")
         bits = np.unpackbits(np.frombuffer(raw, np.uint8), count=numbers, bitorder="little")
-        if int(bits.sum()) != count:
-            msg = f"wrong shape of {name!r}: the bitmap marks {int(bits.sum())} numbers, the head says {count}"
+        marked = int(bits.sum())
+        if marked != count:
+            msg = (
+                f"wrong shape of {name!r}: the bitmap marks {marked} numbers, the head says {count}"
+            )
             raise MessageError(msg)
         return np.flatnonzero(bits)
     if (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from fedsift.trees import Tree
 
 Apply: TypeAlias = Callable[[Tree, Tensor, Tensor | None], Tensor]
 GateUnit = Literal["scalar", "feature", "channel"]
+_DROPOUT = nn.modules.dropout._DropoutNd  # noqa: SLF001  the base of all dropouts has no public name
 
 
 @dataclass(frozen=True)
@@ -44,9 +46,9 @@ def linear(
 ) -> Model:
     """Return the linear model ``x Wᵀ + b``, W [K, d], b [K].
 
-    With ``gate="feature"`` the K weights of a feature share one gate; ``"scalar"`` gives each weight
-    its own. The bias has none. All start at zero: with fewer rows than features a random start would
-    stay in the fit.
+    With ``gate="feature"`` the K weights of a feature share one gate; ``"scalar"`` gives each
+    weight its own. The bias has none. All start at zero: with fewer rows than features a random
+    start would stay in the fit.
     """
 
     def init(key: Tensor) -> Tree:  # noqa: ARG001
@@ -77,6 +79,7 @@ class KeyedDropout(nn.Module):
         self.register_buffer("key", torch.zeros((), dtype=torch.int64), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return x with a share p of its numbers set to 0 and the others scaled up, in training."""
         if not self.training or self.p == 0.0:
             return x
         keep = random.uniform(random.fold(self.key, self.place), x.shape, x.dtype) >= self.p
@@ -88,7 +91,8 @@ def from_module(module: nn.Module, *, gate: GateUnit = "scalar") -> Model:
 
     Weights (two axes or more) are gated: one gate a scalar, or with ``gate="channel"`` one a row of
     the first axis (an output channel or neuron). Biases have none. Starting values are drawn from
-    the key, uniform in ±√(6/fan-in) (He et al., 2015, for ReLU); parameters of one axis start as given.
+    the key, uniform in ±√(6/fan-in) (He et al., 2015, for ReLU); parameters of one axis start as
+    given.
 
     Raises:
         ValueError: a layer holds running statistics (BatchNorm), which sites cannot share, or draws
@@ -97,16 +101,16 @@ def from_module(module: nn.Module, *, gate: GateUnit = "scalar") -> Model:
     for name, child in module.named_modules():
         if getattr(child, "track_running_stats", False):
             msg = (
-                f"layer {name!r} is {type(child).__name__}, whose running statistics differ between "
-                "sites; use torch.nn.GroupNorm in its place"
+                f"layer {name!r} is {type(child).__name__}, whose running statistics differ "
+                "between sites; use torch.nn.GroupNorm in its place"
             )
             raise ValueError(msg)
-        if isinstance(child, nn.modules.dropout._DropoutNd) and not isinstance(child, nn.Dropout):  # noqa: SLF001
+        if isinstance(child, _DROPOUT) and not isinstance(child, nn.Dropout):
             msg = (
                 f"layer {name!r} is {type(child).__name__}, whose random numbers have no key; "
                 "use torch.nn.Dropout in its place"
             )
-            raise ValueError(msg)
+            raise ValueError(msg)  # noqa: TRY004  the module is of the right type, its content is not
     module = _with_keyed_dropout(module)
     start = {k: v.detach().clone() for k, v in module.named_parameters()}
     dtype = next(iter(start.values())).dtype
@@ -169,7 +173,7 @@ def _with_keyed_dropout(module: nn.Module) -> nn.Module:
 def mlp(sizes: tuple[int, ...]) -> nn.Module:
     """Return a fully connected network with ReLU between the layers, on flattened input."""
     layers: list[nn.Module] = [nn.Flatten()]
-    for index, (n_in, n_out) in enumerate(zip(sizes[:-1], sizes[1:], strict=True)):
+    for index, (n_in, n_out) in enumerate(itertools.pairwise(sizes)):
         layers += [nn.Linear(n_in, n_out)] + ([nn.ReLU()] if index < len(sizes) - 2 else [])
     return nn.Sequential(*layers)
 
@@ -182,5 +186,6 @@ def digits_cnn() -> nn.Module:
     return nn.Sequential(
         nn.Conv2d(1, 6, 5), nn.ReLU(), nn.MaxPool2d(2),
         nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Flatten(), nn.Linear(256, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10),
+        nn.Flatten(), nn.Linear(256, 120), nn.ReLU(),
+        nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10),
     )  # fmt: skip

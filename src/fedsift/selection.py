@@ -28,8 +28,8 @@ def t_interval(values: Tensor | list[float], overlap: float = 0.0) -> Interval:
 
     Args:
         values: one value a repetition.
-        overlap: n_test / n_train for repeated splits of the same rows: their training sets overlap, so
-            the variance of the mean is s² (1/n + n_test/n_train) (Nadeau & Bengio, 2003).
+        overlap: n_test / n_train for repeated splits of the same rows: their training sets overlap,
+            so the variance of the mean is s² (1/n + n_test/n_train) (Nadeau & Bengio, 2003).
 
     Source: Nadeau & Bengio, "Inference for the generalization error", Machine Learning 52 (2003).
     """

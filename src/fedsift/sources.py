@@ -19,8 +19,8 @@ from fedsift.data import (
     read_sites,
     synthetic_regression,
 )
-from fedsift.runs import split_cases
 from fedsift.studies import Case, Settings
+from fedsift.workflows import split_cases
 
 Partition = Literal["iid", "dirichlet_labels", "dirichlet_counts"]
 Demo = Literal["golub", "golub72", "synthetic"]

@@ -48,7 +48,8 @@ class GateView(NamedTuple):
     shape: tuple[int, ...]
 
     @property
-    def count(self) -> int:
+    def n_gates(self) -> int:
+        """The number of gates in the range."""
         return math.prod(self.shape)
 
 
@@ -70,7 +71,7 @@ class GateMap:
     def expand(self, gates: Tensor) -> Tree:
         """Return the gates [G] as one broadcastable factor for each gated leaf."""
         return {
-            leaf: gates[view.start : view.start + view.count].reshape(view.shape)
+            leaf: gates[view.start : view.start + view.n_gates].reshape(view.shape)
             for leaf, view in self.views.items()
         }
 
@@ -88,7 +89,7 @@ class GateMap:
                 i for i, (n, g) in enumerate(zip(value.shape, view.shape, strict=True)) if g < n
             ]
             summed = (value.sum(axes, keepdim=True) if axes else value).reshape(-1)
-            after = self.size - view.start - view.count
+            after = self.size - view.start - view.n_gates
             padded = (
                 torch.nn.functional.pad(summed, (view.start, after))
                 if view.start or after
@@ -110,7 +111,7 @@ class GateMap:
         With several layers a global threshold can empty one, and no signal passes any more. Of the
         ``final`` gates of the whole run a share `FLOOR`, dealt out evenly, is reserved.
         """
-        ranges = sorted({(view.start, view.count) for view in self.views.values()})
+        ranges = sorted({(view.start, view.n_gates) for view in self.views.values()})
         if len(ranges) > 1:
             floor = max(1, int(FLOOR * final / len(ranges)))
             top = scores.max() + 1.0

@@ -1,13 +1,13 @@
 """What a user asks for: select features, refit them, score on held-out rows, report.
 
 A study runs each method on each case (a split of the rows, or a synthetic data set): all seeds
-search together, their ensemble picks the features, a ridge refit on the picked features follows, and
-the test rows are scored once.
+search together, their ensemble picks the features, a ridge refit on the picked features follows,
+and the test rows are scored once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, NamedTuple
@@ -18,24 +18,26 @@ from torch import Tensor
 
 from fedsift import models, trees
 from fedsift.algorithms import Tuning
+from fedsift.checkpoints import StageCheckpoint
 from fedsift.data import FederatedData, How, Standardiser, split
 from fedsift.engines import ENGINES
+from fedsift.evaluation import evaluate
 from fedsift.methods import Messages, Method, find_method
 from fedsift.outcomes import make_outcome
 from fedsift.problems import Problem, supervised
-from fedsift.selection import ensemble_support, t_interval
+from fedsift.selection import ensemble_support
 from fedsift.sparsity import Schedule, kept_count
-from fedsift.training import Callback, EarlyStop, StageCheckpoint, Training, evaluate, train
+from fedsift.training import Callback, EarlyStop, Training, train
 from fedsift.trees import Tree
 
 
 class Settings(BaseModel):
     """Everything that decides a study's numbers, apart from the data.
 
-    ``features`` (how many to keep) or ``density`` (their share) must be given. None elsewhere means the
-    algorithm's own default. ``ridge`` is the weight of the refit's penalty in units of one sample;
-    ``early_stop`` ends the refit after that many evaluations without a lower loss on a fifth of the
-    training rows, which then only validate.
+    ``features`` (how many to keep) or ``density`` (their share) must be given. None elsewhere means
+    the algorithm's own default. ``ridge`` is the weight of the refit's penalty in units of one
+    sample; ``early_stop`` ends the refit after that many evaluations without a lower loss on a
+    fifth of the training rows, which then only validate.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -69,7 +71,10 @@ class Settings(BaseModel):
             msg = "give how many features to keep (features) or their share (density), and not both"
             raise ValueError(msg)
         if self.participation > 1 and self.participation != int(self.participation):
-            msg = f"participation is {self.participation}; give a fraction up to 1 or a whole number of sites"
+            msg = (
+                f"participation is {self.participation}; "
+                "give a fraction up to 1 or a whole number of sites"
+            )
             raise ValueError(msg)
         find_method(self.method)
         assert self.engine in ENGINES  # noqa: S101
@@ -115,8 +120,8 @@ class Fit:
         support: [E, G] the ensembles' choices, one, or one a site.
         params: refitted parameters, leaves [L + E, ...], the ensembles last.
         scores: test figures of every lane and ensemble, [L + E], if there are test rows.
-        bytes_up, bytes_down, bytes_dense: of all seeds, refit included; dense: if every number of the
-            model travelled both ways.
+        bytes_up, bytes_down, bytes_dense: of all seeds, refit included; dense: if every number of
+            the model travelled both ways.
         compiled: whether the search was fused by `torch.compile`.
         history: records of the search and the refit.
     """
@@ -135,6 +140,7 @@ class Fit:
 
     @property
     def n_lanes(self) -> int:
+        """The number of lanes, L."""
         return len(self.masks)
 
     def ensembles(self) -> Tree:
@@ -149,7 +155,7 @@ class Fit:
 
 
 def linear_problem(data: FederatedData, gate: models.GateUnit = "feature") -> Problem:
-    """Return the linear problem for the data's target, the same object for data of the same shape."""
+    """Return the linear problem for the data's target, one object for data of one shape."""
     return _linear_problem(data.n_features, data.outcome, len(data.classes), gate)
 
 
@@ -337,38 +343,3 @@ def _dense_bytes(problem: Problem, run: Training) -> int:
     numbers = sum(leaf.numel() for leaf in problem.init(run.job.run_keys[0]).values())
     visits = sum(sum(record["sites"].values()) for record in run.history)
     return 2 * 4 * numbers * visits
-
-
-def summarise(fits: Sequence[Fit], cases: Sequence[Case]) -> dict[str, Any]:
-    """Return the scores of a method over its cases, as the command line prints them."""
-    figures: dict[str, Any] = {}
-    tested = [
-        (f, c.train, c.test, c.truth)
-        for f, c in zip(fits, cases, strict=True)
-        if c.test is not None
-    ]
-    if tested:
-        measure = "r2" if "r2" in tested[0][0].scores else "accuracy"
-        _, train_rows, test_rows, truth = tested[0]
-        overlap = 0.0 if truth is not None else test_rows.n_samples / train_rows.n_samples
-        ensemble = [float(f.scores[measure][f.n_lanes :].mean()) for f, *_ in tested]
-        single = [float(f.scores[measure][: f.n_lanes].mean()) for f, *_ in tested]
-        figures[f"test_{measure}"] = t_interval(ensemble, overlap).to_json()
-        figures[f"single_seed_{measure}"] = t_interval(single, overlap).to_json()
-    known = [recovery(f, c) for f, c in zip(fits, cases, strict=True) if c.truth is not None]
-    if known:
-        figures["support_recovery"] = t_interval([single for single, _ in known]).to_json()
-        figures["ensemble_support_recovery"] = t_interval(
-            [together for _, together in known]
-        ).to_json()
-    return figures
-
-
-def recovery(fit: Fit, case: Case) -> tuple[float, float]:
-    """Return the share of the true features found, by the seeds on average and by the ensembles."""
-    truth = case.truth or frozenset()
-    true = torch.tensor([name in truth for name in case.train.features])
-    chosen = (fit.weights != 0).any(1)
-    together = (fit.ensembles()["weight"] != 0).any(1)
-    share = [float((c & true).sum(1).double().mean() / true.sum()) for c in (chosen, together)]
-    return share[0], share[1]

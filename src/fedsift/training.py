@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -15,47 +14,19 @@ from torch.func import vmap
 
 from fedsift import aggregation, channels, trees
 from fedsift.algorithms.base import Algorithm
-from fedsift.channels import Broadcast, Channel
-from fedsift.checkpoints import load_training, save_training
+from fedsift.channels import Channel
+from fedsift.checkpoints import StageCheckpoint, load_training, save_training
 from fedsift.data import FederatedData
-from fedsift.engines import COMPILE_FROM, cannot_batch, eager_seconds, make_engine
+from fedsift.engines import cannot_batch, compile_pays, make_engine
 from fedsift.engines.base import Carried, Delivery, Engine, Job, Weights, begin
-from fedsift.problems import Batch, Problem
+from fedsift.evaluation import evaluate
+from fedsift.problems import Problem
+from fedsift.recovery import recover, reset, retain
 from fedsift.trees import Tree
 
 log = logging.getLogger(__name__)
 
-EVALUATION_ROWS = 8192  # rows of one evaluation call, which bounds its memory
-DIVERGED = 100.0  # a loss this many times the first one counts as diverged
-MAX_RETRIES = 6
-
-
-class TrainingError(RuntimeError):
-    """A run that cannot go on; the text names the site and the next action."""
-
-
-class Retained(NamedTuple):
-    """The last healthy state: to roll a diverged seed back to, or to keep on an interrupt."""
-
-    carried: Carried
-    round: int
-    records: int
-    counters: tuple[Tensor, Tensor, Tensor]
-
-
 Callback = Callable[[dict[str, Any]], None]
-
-
-@dataclass(frozen=True)
-class StageCheckpoint:
-    """Where a training run keeps its state, and the seconds between two writes."""
-
-    path: Path
-    every: float = 5.0
-
-    def named(self, stage: str) -> StageCheckpoint:
-        """Return the checkpoint of a stage of the work this one stands for."""
-        return replace(self, path=self.path.with_name(f"{self.path.name}-{stage}.safetensors"))
 
 
 @dataclass(frozen=True)
@@ -72,7 +43,7 @@ class EarlyStop:
 
 
 class Best(NamedTuple):
-    """The lowest validation loss of each seed [S], its ServerState, and evaluations since the last."""
+    """The lowest validation loss of each seed [S], its ServerState, and evaluations since."""
 
     loss: Tensor
     server: Any
@@ -113,29 +84,6 @@ class Training:
             self.carried.server
         )
         return solution
-
-
-def evaluate(problem: Problem, params: Tree, data: FederatedData) -> dict[str, Tensor]:
-    """Return the figures of a problem for parameters [S, ...] on the rows of all sites, [S] each."""
-    sums: dict[str, tuple[Tensor, Tensor]] = {}
-    for start in range(0, data.n_samples, EVALUATION_ROWS):
-        rows = slice(start, start + EVALUATION_ROWS)
-        batch = Batch(
-            data.x[rows], data.y[rows], data.weight[rows], torch.zeros((), dtype=torch.int64)
-        )
-        part = _per_seed(problem, params, batch)
-        for name, (total, weight) in part.items():
-            before = sums.get(name, (0.0, 0.0))
-            sums[name] = (before[0] + total.double(), before[1] + weight.double())
-    means = {name: total / weight for name, (total, weight) in sums.items()}
-    return vmap(problem.summarise)(means)
-
-
-def _per_seed(problem: Problem, params: Tree, batch: Batch) -> dict[str, tuple[Tensor, Tensor]]:
-    if problem.batched:
-        return vmap(lambda p: problem.evaluate(p, batch))(params)
-    count = len(next(iter(params.values())))
-    return trees.stack(problem.evaluate(trees.unstack(params, s), batch) for s in range(count))
 
 
 def train(
@@ -189,7 +137,7 @@ def train(
     """
     channel = channel or channels.Lossless()
     check_pair(algorithm, channel)
-    if not participation > 0 or (isinstance(participation, float) and participation > 1):
+    if not participation > 0 or (not isinstance(participation, int) and participation > 1):
         msg = f"participation is {participation}; give a fraction in (0, 1] or a number of sites"
         raise ValueError(msg)
     job = Job(
@@ -213,8 +161,7 @@ def train(
         load_training(checkpoint.path, run)
     rounds = rounds or algorithm.rounds
     if compiled is None:
-        asked = job.participants(0, participation)
-        compiled = repeats * rounds * eager_seconds(job, asked) > COMPILE_FROM
+        compiled = compile_pays(job, job.participants(0, participation), repeats * rounds)
     reason = cannot_batch(job, run.carried) if engine == "vectorized" else None
     if reason is not None:
         log.warning("this model cannot be batched (%s): the slower loop engine is used", reason)
@@ -230,8 +177,9 @@ def check_pair(algorithm: Algorithm, channel: Channel) -> None:
     if algorithm.tracks_uploads and not channel.lossless:
         name = type(algorithm).__name__
         msg = (
-            f"{name} needs a lossless channel: its sites remember what they uploaded, and a message that "
-            f"keeps only the largest entries would break the sum over sites; use messages='dense'"
+            f"{name} needs a lossless channel: its sites remember what they uploaded, and a "
+            "message that keeps only the largest entries would break the sum over sites; "
+            "use messages='dense'"
         )
         raise ValueError(msg)
 
@@ -253,17 +201,17 @@ class _Loop:
         if run.first_loss is None:
             loss = evaluate(run.job.problem, run.params, run.job.data)["loss"]
             run.first_loss = torch.where(torch.isfinite(loss), loss, torch.inf)
-        self.retained = _retain(run)
+        self.retained = retain(run)
         self.saved = time.monotonic()
 
     def proceed(self, engine: Engine) -> None:
-        """Run to the end. An interrupt keeps the last healthy state, from which a resume goes on."""
+        """Run to the end; an interrupt keeps the last healthy state, to go on from."""
         try:
             while self.run.round < self.rounds and not self._stale():
                 self._round(engine)
         except KeyboardInterrupt:
             if self.checkpoint is not None:
-                _reset(self.run, self.retained)
+                reset(self.run, self.retained)
                 save_training(self.checkpoint.path, self.run)
             raise
         if self.run.best is not None:
@@ -309,9 +257,7 @@ class _Loop:
         due = run.round % self.every == 0 or run.round in {1, self.rounds}
         figures = evaluate(run.job.problem, run.params, run.job.data) if due else {}
         healthy = (
-            _recover(run, figures["loss"], self.retained)
-            if due
-            else torch.ones(1, dtype=torch.bool)
+            recover(run, figures["loss"], self.retained) if due else torch.ones(1, dtype=torch.bool)
         )
         if healthy.any():
             record |= {name: float(value[healthy].mean()) for name, value in figures.items()}
@@ -336,7 +282,7 @@ class _Loop:
             self.callback(record)
 
     def _keep(self) -> None:
-        self.retained = _retain(self.run)
+        self.retained = retain(self.run)
         if self.checkpoint is not None and time.monotonic() - self.saved > self.checkpoint.every:
             save_training(self.checkpoint.path, self.run)
             self.saved = time.monotonic()
@@ -346,74 +292,3 @@ def _who(run: Training, participants: Tensor) -> dict[str, int]:
     """Return how many seeds each participating site worked for."""
     counts = participants.sum(0)
     return {run.job.data.sites[c]: int(counts[c]) for c in counts.nonzero().squeeze(1).tolist()}
-
-
-def _retain(run: Training) -> Retained:
-    """Return the state of now; only the store is changed in place, so only it is copied."""
-    carried = run.carried._replace(store=run.carried.store.copy())
-    return Retained(
-        carried, run.round, len(run.history), (run.bytes_up, run.bytes_down, run.retries)
-    )
-
-
-def _reset(run: Training, retained: Retained) -> None:
-    """Bring the whole run back to a retained state."""
-    run.carried, run.round = retained.carried, retained.round
-    run.bytes_up, run.bytes_down, run.retries = retained.counters
-    del run.history[retained.records :]
-
-
-def _recover(run: Training, loss: Tensor, retained: Retained) -> Tensor:
-    """Roll the seeds that diverged back to the last healthy state, with a smaller step.
-
-    Return which seeds are healthy, [S].
-    """
-    first = run.first_loss if run.first_loss is not None else torch.full_like(loss, torch.inf)
-    finite = vmap(trees.all_finite)(run.carried.server)
-    healthy = finite & torch.isfinite(loss) & (loss <= DIVERGED * first.clamp(min=1e-3))
-    if healthy.all():
-        return healthy
-    sick = (~healthy).nonzero().squeeze(1)
-    run.retries = run.retries + (~healthy)
-    smaller = run.job.algorithm.back_off(retained.carried.server)
-    if smaller is None or int(run.retries.max()) > MAX_RETRIES:
-        raise TrainingError(_divergence(run))
-    log.warning(
-        "%d of %d seeds diverged in round %d: rolled back, smaller step",
-        len(sick),
-        len(loss),
-        run.round,
-    )
-    old, now = retained.carried, run.carried
-    run.carried = now._replace(
-        server=trees.where(healthy, now.server, smaller),
-        broadcast=trees.where(healthy, now.broadcast, _to_send_again(old.broadcast)),
-        ledger=trees.where(healthy, now.ledger, old.ledger),
-        seen=trees.where(healthy, now.seen, torch.full_like(old.seen, -1)),
-    )
-    run.carried.store.replace_seeds(sick, old.store)
-    return healthy
-
-
-def _to_send_again(broadcast: Broadcast) -> Broadcast:
-    """Return a broadcast of which the sites hold nothing: they heard the diverged one since."""
-    return broadcast._replace(
-        changed_at={k: t.clamp(min=0) for k, t in broadcast.changed_at.items()}
-    )
-
-
-def _divergence(run: Training) -> str:
-    """Say which site's loss is worst."""
-    job = run.job
-    worst = max(
-        job.data.sites,
-        key=lambda name: float(
-            evaluate(job.problem, run.params, job.data.site(name))["loss"]
-            .nan_to_num(torch.inf)
-            .max()
-        ),
-    )
-    return (
-        f"{type(job.algorithm).__name__} diverged by round {run.round} even with smaller steps; the loss is "
-        f"largest at site {worst!r}: check its values and scale, or give a smaller learning_rate"
-    )

@@ -12,7 +12,7 @@ from fedsift.data import KNOWN_GENES
 
 @pytest.mark.acceptance
 @pytest.mark.acceptance_long
-def test_the_demo_finds_known_genes(tmp_path) -> None:
+def test_the_demo_finds_known_genes(tmp_path, figure) -> None:
     command = "fit --demo golub --features 3 --seeds 30 --json --out"
     output = subprocess.run(
         [sys.executable, "-m", "fedsift", *command.split(), str(tmp_path / "run")],
@@ -24,16 +24,12 @@ def test_the_demo_finds_known_genes(tmp_path) -> None:
     result = json.loads(output)
     names = [feature["name"] for feature in result["features"]]
     found = [KNOWN_GENES[name] for name in names if name in KNOWN_GENES]
-    print(
-        json.dumps(
-            {
-                "test_accuracy": result["test_accuracy"],
-                "majority": 27 / 38,
-                "genes": names,
-                "known": found,
-                "seconds": result["seconds"],
-            }
-        )
-    )
+    figure("golub, 3 genes, 30 seeds: test_accuracy", result["test_accuracy"])
+    figure("golub, 3 genes, 30 seeds: majority", 27 / 38)
+    figure("golub, 3 genes, 30 seeds: genes", names)
+    figure("golub, 3 genes, 30 seeds: known genes", found)
+    figure("golub, 3 genes, 30 seeds: seconds of the command", result["seconds"])
+    for name, beside in result["beside"].items():
+        figure(f"golub, 3 genes: {name} test_accuracy", beside["test_accuracy"])
     assert result["test_accuracy"]["mean"] >= 0.88
     assert len(found) >= 1

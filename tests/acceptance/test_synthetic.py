@@ -3,8 +3,6 @@
 d = 1000, m = 50, N = 400, 5 sites, 60 % participation, 300 rounds (METHODS: the synthetic task).
 """
 
-import json
-
 import pytest
 import torch
 
@@ -68,8 +66,12 @@ def figures(data_seeds):
     return table
 
 
-def check(table):
-    print(json.dumps(table, indent=1))
+@pytest.mark.acceptance
+@pytest.mark.slow
+def test_recovery(figure) -> None:
+    table = figures(range(5))
+    for name, value in table.items():
+        figure(f"synthetic recovery, N=400: {name}", value)
     assert table["eflops_dense"]["mean"] >= 0.95
     assert table["eflops_feedback"]["mean"] >= 0.92
     assert table["eflops_dense_ensemble"]["mean"] >= 0.98
@@ -78,23 +80,18 @@ def check(table):
 
 
 @pytest.mark.acceptance
-@pytest.mark.slow
-def test_recovery() -> None:
-    check(figures(range(5)))
-
-
-@pytest.mark.acceptance
 @pytest.mark.acceptance_long
 @pytest.mark.parametrize("samples", [200, 250, 300, 400, 700, 1000])
-def test_the_defaults_hold_over_sample_sizes(samples) -> None:
-    """Above the paper's own numbers (.59 at 200 rising to .96 at 400) at every size."""
+def test_the_defaults_hold_over_sample_sizes(samples, figure) -> None:
+    """Settings tuned by hand for this task reached .53 at N = 200 and .98 from 250 on."""
     for name, channel in {"dense": Lossless(), "feedback": TopM(KEPT)}.items():
         runs = [
             recover(EFLoPS(density=0.05), channel, s, seeds=8, samples=samples) for s in range(5)
         ]
         single = t_interval([r[0] for r in runs])
         ensemble = t_interval([r[1] for r in runs])
-        print(json.dumps({"samples": samples, "messages": name, "single": single, "ensemble": ensemble}))
+        figure(f"synthetic recovery, N={samples}: eflops_{name}", single.to_json())
+        figure(f"synthetic recovery, N={samples}: eflops_{name}_ensemble", ensemble.to_json())
         assert single.mean >= {200: 0.5, 250: 0.85}.get(samples, 0.95)
 
 

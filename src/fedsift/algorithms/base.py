@@ -151,7 +151,7 @@ class LocalTraining(Algorithm):
         key: Tensor,
         scaling: Tree | None = None,
     ) -> tuple[Upload, SiteStep, Info]:
-        """Answer the ``curvature`` exchange. L_c may halve at most from one measurement to the next."""
+        """Answer the ``curvature`` exchange; from one to the next L_c at most halves."""
         batch = data.batch(0, self.batch_size, key)
         measured = curvature(problem.operators["loss"], params, batch, key, scaling)
         measured = measured.to(client.curvature.dtype)

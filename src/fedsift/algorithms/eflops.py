@@ -24,7 +24,12 @@ from fedsift.sparsity import Schedule, kept_count, scheduled_density
 from fedsift.trees import Tree
 
 
+_GATE = HardConcrete()  # frozen: every algorithm may share it
+
+
 class ServerState(NamedTuple):
+    """What the server carries: weights θ̃, gates φ, multiplier λ, mean curvature, scale of steps."""
+
     round: Tensor
     theta: Tree
     phi: Tensor
@@ -76,7 +81,7 @@ class EFLoPS(LocalTraining):
     start_density: float = 0.3
     gate_samples: int = 1
     schedule: Schedule = "constant"
-    gate: HardConcrete = HardConcrete()
+    gate: HardConcrete = _GATE
 
     def server_init(self, problem: Problem, key: Tensor) -> ServerState:
         start = problem.init(key)

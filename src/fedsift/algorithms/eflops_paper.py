@@ -25,8 +25,9 @@ class EFLoPSPaper(EFLoPS):
 
     The receiver rebuilds θ = θ̃ ⊙ z, averages θ, and recovers φ = β logit(z̄), clamped to ±12. That
     inverts neither E[z] nor the stretched gate: φ contracts by about .6 a round, and gates outside
-    the top m lose their memory. One index set serves θ and z; the gates travel as differences to the
-    rest's mean, so that averages of uploads are averages of gates. Same choices in both directions.
+    the top m lose their memory. One index set serves θ and z; the gates travel as differences to
+    the rest's mean, so that averages of uploads are averages of gates. Same choices in both
+    directions.
 
     Attributes:
         prune_start: the first round of sparse messages; dense ones before.

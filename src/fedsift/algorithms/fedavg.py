@@ -21,6 +21,8 @@ from fedsift.trees import Tree
 
 
 class ServerState(NamedTuple):
+    """What the server carries: its model, the mean curvature and the scale of the steps."""
+
     round: Tensor
     theta: Tree
     curvature: Tensor
@@ -140,9 +142,9 @@ class FedHT(FedAvg):
 class FedIterHT(FedHT):
     """FedIter-HT: hard threshold after every local step and on the server.
 
-    A site uploads its sparse model, so that a message holds m numbers; the server averages models. It
-    is sent as ``model``: a channel may cut changes (``theta``), whose rest can follow later, but the
-    rest of a model must not be added to the next one.
+    A site uploads its sparse model, so that a message holds m numbers; the server averages models.
+    It is sent as ``model``: a channel may cut changes (``theta``), whose rest can follow later, but
+    the rest of a model must not be added to the next one.
     """
 
     def download(self, problem: Problem, server: ServerState, exchange: str) -> Tree:
@@ -181,6 +183,8 @@ class FedIterHT(FedHT):
 
 
 class TuningState(NamedTuple):
+    """`ServerState` and the gates to keep, 0/1 [G]."""
+
     round: Tensor
     theta: Tree
     curvature: Tensor

@@ -114,7 +114,7 @@ def resume(run: RunFolder, *, json: Json = False, quiet: Quiet = False) -> None:
     fedsift resume runs/golub-1
     """
     from fedsift.cli.output import notes, show_json
-    from fedsift.runs import RunError, read_facts
+    from fedsift.run_folder import RunError, read_facts
     from fedsift.sources import Source
     from fedsift.studies import Settings
 
@@ -189,7 +189,8 @@ def report(run: RunFolder) -> None:
     """
     from fedsift.cli.output import show
     from fedsift.reporting import compare_report, fit_report, write_report
-    from fedsift.runs import load_run, read_facts
+    from fedsift.run_folder import read_facts
+    from fedsift.runs import load_run
 
     written = write_report(run)
     facts = read_facts(run)
@@ -231,7 +232,7 @@ def _study(request: Request, command: str, methods: list[str]) -> None:
     from fedsift.cli.output import notes
     from fedsift.cli.targets import known_results, missed, parse
     from fedsift.methods import find_method
-    from fedsift.runs import prepare
+    from fedsift.run_folder import prepare
 
     source = request.source()
     for name in methods:
@@ -283,7 +284,7 @@ def _run(
     from fedsift.cli.output import bar, plan, show
     from fedsift.reporting import compare_report, fit_report, write_report
     from fedsift.reporting.tables import next_steps
-    from fedsift.runs import run_compare, run_fit
+    from fedsift.workflows import run_compare, run_fit
 
     described = source.model_dump(mode="json")
     stages = plan(work(command, methods, cases), settings)
@@ -315,7 +316,7 @@ def _run(
 
 def work(command: str, methods: list[str], cases: tuple[Case, ...]) -> dict[str, list[str]]:
     """Return the names of the cases of each method, in the order in which they are fitted."""
-    from fedsift.runs import BESIDE
+    from fedsift.workflows import BESIDE
 
     everything = {name: [case.name for case in cases] for name in methods}
     tested = [case.name for case in cases if case.test is not None]

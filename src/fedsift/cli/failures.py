@@ -47,8 +47,8 @@ def explain(error: BaseException) -> tuple[int, str]:  # noqa: PLR0911  a line a
     from pydantic import ValidationError
 
     from fedsift.checkpoints import CheckpointError
-    from fedsift.runs import RunError
-    from fedsift.training import TrainingError
+    from fedsift.recovery import TrainingError
+    from fedsift.run_folder import RunError
 
     if isinstance(error, ValidationError):
         return USAGE, _one_line(_invalid(error))

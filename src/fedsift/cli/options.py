@@ -260,6 +260,15 @@ class Request:
         float | None,
         _option("--ridge", group=TRAINING, text="Penalty of the refit: 1.", metavar="X"),
     ] = None
+    early_stop: Annotated[
+        int | None,
+        _option(
+            "--early-stop",
+            group=TRAINING,
+            text="Stop the refit after N evaluations without a gain on rows held back; off.",
+            metavar="N",
+        ),
+    ] = None
     gate: Annotated[
         str | None,
         _option(

@@ -162,6 +162,6 @@ def show(content: RenderableType) -> None:
 
 def show_json(value: Mapping[str, Any]) -> None:
     """Print one JSON object on stdout."""
-    from fedsift.runs import without_nan
+    from fedsift.run_folder import without_nan
 
     sys.stdout.write(json.dumps(without_nan(dict(value)), indent=2, ensure_ascii=False) + "\n")

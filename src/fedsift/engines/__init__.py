@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from fedsift.engines.base import Engine
 from fedsift.engines.loop import Loop
-from fedsift.engines.vectorized import Vectorized, cannot_batch, eager_seconds
+from fedsift.engines.vectorized import Vectorized, cannot_batch, compile_pays
 
-__all__ = ["COMPILE_FROM", "ENGINES", "Engine", "cannot_batch", "eager_seconds", "make_engine"]
+__all__ = ["ENGINES", "Engine", "cannot_batch", "compile_pays", "make_engine"]
 
 ENGINES = ("vectorized", "loop")
-
-
-COMPILE_FROM = 20.0  # seconds of unfused work from which fusing repays its compile
 
 
 def make_engine(name: str, *, compiled: bool = False) -> Engine:

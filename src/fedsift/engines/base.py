@@ -21,8 +21,8 @@ from fedsift.sites import SiteData
 from fedsift.trees import Tree
 
 Weights = Literal["samples", "uniform"]
-# (exchange tick, seed indices [L], site indices [L]) → how often each upload arrives, [L]: 0 or False
-# is lost or refused, 1 or True arrives, more arrives again and must count once.
+# (exchange tick, seed indices [L], site indices [L]) → how often each upload arrives, [L]: 0 or
+# False is lost or refused, 1 or True arrives, more arrives again and must count once.
 Delivery = Callable[[int, Tensor, Tensor], Tensor]
 
 
@@ -30,9 +30,10 @@ Delivery = Callable[[int, Tensor, Tensor], Tensor]
 class Job:
     """A problem, the data of its sites, and how to train: all that does not change in a run.
 
-    Derived: ``run_keys`` [S], ``site_keys`` [C]; ``shares`` [C] the weights of sites in averages;
-    ``sizes`` [C] and ``by_size`` [C], the sites in order of size; ``eligible`` [S, C];
-    ``population`` [S], the weight of all eligible sites.
+    ``allowed`` [S, C] says which sites may take part for each seed; None: all. Derived:
+    ``run_keys`` [S], ``site_keys`` [C]; ``shares`` [C] the weights of sites in averages; ``sizes``
+    [C] and ``by_size`` [C], the sites in order of size; ``eligible`` [S, C], what ``allowed``
+    means; ``population`` [S], the weight of all eligible sites.
     """
 
     problem: Problem
@@ -43,13 +44,14 @@ class Job:
     seeds: tuple[int, ...]
     data_seed: int = 0
     weights: Weights = "samples"
-    eligible: Tensor | None = None
+    allowed: Tensor | None = None
     delivery: Delivery | None = None
     run_keys: Tensor = field(init=False)
     site_keys: Tensor = field(init=False)
     shares: Tensor = field(init=False)
     sizes: Tensor = field(init=False)
     by_size: Tensor = field(init=False)
+    eligible: Tensor = field(init=False)
     population: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
@@ -61,9 +63,12 @@ class Job:
         sizes = torch.tensor(self.data.sizes)
         shares = rows if self.weights == "samples" else torch.ones_like(rows)
         everyone = torch.ones((len(self.seeds), self.data.n_sites), dtype=torch.bool)
-        eligible = everyone if self.eligible is None else self.eligible
+        eligible = everyone if self.allowed is None else self.allowed
         if len(eligible.sum(1).unique()) > 1:
-            msg = "eligible names a different number of sites for different seeds; give all the same number"
+            msg = (
+                "eligible names a different number of sites for different seeds; "
+                "give all the same number"
+            )
             raise ValueError(msg)
         derived = {
             "run_keys": keys,
@@ -81,7 +86,7 @@ class Job:
         """Return who takes part in a round, [S, C] bool: the K sites with the smallest hash.
 
         K = ⌊participation · eligible sites⌋ for a fraction, at least one, or the count itself. The
-        hash is of seed, round and site name, so that a site's luck does not depend on who else is there.
+        hash is of seed, round and site name, so a site's luck does not depend on who else is there.
         """
         eligible = self.eligible
         available = int(eligible[0].sum())
@@ -147,9 +152,9 @@ def send(job: Job, exchange: str, upload: Upload, residual: Any) -> tuple[Upload
 def begin(job: Job, server: Any = None) -> Carried:
     """Return what is carried before the first exchange.
 
-    Without ``server`` (ServerStates [S, ...]) the algorithm starts from the run keys, which the sites
-    have too, so that the start costs no message. A discarded call of every exchange with the rows of
-    one site tells the shapes of the states.
+    Without ``server`` (ServerStates [S, ...]) the algorithm starts from the run keys, which the
+    sites have too, so that the start costs no message. A discarded call of every exchange with the
+    rows of one site tells the shapes of the states.
     """
     algorithm, problem = job.algorithm, job.problem
     known = server is None

@@ -32,9 +32,9 @@ BLOCKS = 64  # padded blocks of rows that are kept
 class Grid(NamedTuple):
     """Which seeds are at which sites.
 
-    ``sites`` [U]; ``seeds`` [U, Q]; ``real`` [U, Q] the places that are lanes; ``lane`` [S, K] where
-    a seed's lanes are in the flattened grid, in order of the sites' numbers, and ``site`` [S, K]
-    whose they are; ``full``: every seed is at every site.
+    ``sites`` [U]; ``seeds`` [U, Q]; ``real`` [U, Q] the places that are lanes; ``lane`` [S, K]
+    where a seed's lanes are in the flattened grid, in order of the sites' numbers, and ``site``
+    [S, K] whose they are; ``full``: every seed is at every site.
     """
 
     sites: Tensor
@@ -81,7 +81,8 @@ def cannot_batch(job: Job, carried: Carried) -> str | None:
     replica = trees.unstack(carried.broadcast.replica, 0)
     twice = trees.stack([replica, replica])
     rows = slice(job.data.offsets[0], job.data.offsets[1])
-    data = (job.data.x[rows], job.data.y[rows], job.data.weight[rows], job.shares[0], job.run_keys[0])
+    tables = (job.data.x[rows], job.data.y[rows], job.data.weight[rows])
+    data = (*tables, job.shares[0], job.run_keys[0])
     client = job.algorithm.client_init(job.problem, replica)
 
     def lane(shared: Any) -> Any:
@@ -99,18 +100,29 @@ def cannot_batch(job: Job, carried: Carried) -> str | None:
     return None
 
 
-def eager_seconds(job: Job, participants: Tensor) -> float:
-    """Estimate the seconds of a round's unfused local work on one core.
+def compile_pays(job: Job, participants: Tensor, rounds: int) -> bool:
+    """Estimate whether fusing the sites' work saves more than its compile costs.
 
-    About 4 ms a step and call (some hundred small operations under `vmap`) and 100 ns for every
-    number of every lane, as measured for E-FLoPS; a rule, not a timing, so that it is the same in
-    every process and a resumed run goes on as it began.
+    Unfused, a step takes about 4 ms a call (some hundred small operations under `vmap`) and 100 ns for
+    every number of every lane, most of which fusing saves. A compile takes about 15 s for two steps of
+    a linear model, more with more steps and leaves, and again for every size of a site's block. These
+    are rules from measurements, not timings, so that they are the same in every process and a
+    resumed run goes on as it began.
     """
-    numbers = sum(leaf.numel() for leaf in job.problem.init(job.run_keys[0]).values())
+    leaves = job.problem.init(job.run_keys[0])
+    numbers = sum(leaf.numel() for leaf in leaves.values())
     lanes, seeds_at_a_site = int(participants.sum()), int(participants.sum(0).max())
     many = seeds_at_a_site > 1 and 2 * seeds_at_a_site * numbers >= SITE_BY_SITE
     calls = int(participants.any(0).sum()) if many else 1
-    return getattr(job.algorithm, "local_steps", 1) * (4e-3 * calls + 1e-7 * lanes * numbers)
+    steps = getattr(job.algorithm, "local_steps", 1)
+    shapes = len({_padded(size, compiled=True) for size in job.data.sizes})
+    saved = rounds * steps * (4e-3 * calls + 1e-7 * lanes * numbers)
+    return saved > 15.0 * shapes * max(1.0, steps / 2) * max(1.0, len(leaves) / 2)
+
+
+def _padded(rows: int, *, compiled: bool) -> int:
+    """Return the rows of a block: a multiple of 8, or a power of two where each size is compiled."""
+    return max(8, 1 << (rows - 1).bit_length()) if compiled else -(-rows // 8) * 8
 
 
 @dataclass
@@ -178,7 +190,7 @@ class Vectorized:
             batches = job.batch_keys(round_number, exchange, sites)
             data = (*self._block(job, sites), job.shares[sites], batches)
             shared = replica if grid.full else trees.map_tensors(lambda t, i=seeds: t[i], replica)
-            sent, after, *rest = self._run(job, exchange, grid.full, shared, state, data, keys)
+            sent, after, *rest = self._run(job, exchange, shared, state, data, keys, full=grid.full)
             if not real.all():
                 lanes, after = (
                     (lanes[0][real], lanes[1][real]),
@@ -192,12 +204,12 @@ class Vectorized:
             else parts[0]
         )
 
-    def _run(self, job: Job, exchange: str, full: bool, *args: Any) -> Any:
-        work = _lanes(job, exchange, full)
+    def _run(self, job: Job, exchange: str, *args: Any, full: bool) -> Any:
+        work = _lanes(job, exchange, full=full)
         if not self.compiled or job.algorithm.asks_everyone(exchange):
             return work(*args)
         try:
-            return _compiled(job, exchange, full)(*args)
+            return _compiled(job, exchange, full=full)(*args)
         except Exception as error:  # noqa: BLE001 - whatever the compiler says, the work can go on
             log.warning(
                 "torch.compile failed (%s): going on without it", str(error).split("\n", 1)[0]
@@ -227,13 +239,13 @@ class Vectorized:
         return [*chunks, slice(start, len(sizes))]
 
     def _block(self, job: Job, sites: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return x, y, weight of sites [U, n, ...]; n is a multiple of 8, padded with weight 0."""
+        """Return x, y, weight of sites [U, n, ...], padded with rows of weight 0."""
         name = tuple(sites.tolist())
         if name not in self._blocks:
             if len(self._blocks) >= BLOCKS:
                 self._blocks.clear()
             offsets, sizes = torch.tensor(job.data.offsets), job.sizes[sites]
-            columns = torch.arange(-(-int(sizes.max()) // 8) * 8)
+            columns = torch.arange(_padded(int(sizes.max()), compiled=self.compiled))
             real = columns < sizes.unsqueeze(1)
             index = torch.where(
                 real, offsets[sites].unsqueeze(1) + columns, offsets[sites].unsqueeze(1)
@@ -246,7 +258,7 @@ class Vectorized:
         return self._blocks[name]
 
 
-def _lanes(job: Job, exchange: str, full: bool) -> Callable[..., Any]:
+def _lanes(job: Job, exchange: str, *, full: bool) -> Callable[..., Any]:
     """Return the work of a grid of lanes: (shared, state, data, keys) → structures [U·Q, ...].
 
     ``full``: ``shared`` is [S, ...], the same for every site; else it is [U, Q, ...].
@@ -284,13 +296,14 @@ def _lanes(job: Job, exchange: str, full: bool) -> Callable[..., Any]:
 _COMPILED: dict[tuple[Any, ...], Callable[..., Any]] = {}
 
 
-def _compiled(job: Job, exchange: str, full: bool) -> Callable[..., Any]:
+def _compiled(job: Job, exchange: str, *, full: bool) -> Callable[..., Any]:
     """Return the compiled work; jobs that differ in data and seeds alone share it."""
     name = (id(job.problem), job.algorithm, job.channel, exchange, full)
     if name not in _COMPILED:
         # One code object serves every algorithm, each with few shapes: allow for all of them.
         torch._dynamo.config.recompile_limit = 256  # noqa: SLF001
-        _COMPILED[name] = torch.compile(_lanes(job, exchange, full), dynamic=False, fullgraph=True)
+        work = _lanes(job, exchange, full=full)
+        _COMPILED[name] = torch.compile(work, dynamic=False, fullgraph=True)
     return _COMPILED[name]
 
 

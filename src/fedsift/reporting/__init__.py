@@ -6,7 +6,8 @@ from pathlib import Path
 
 from fedsift.checkpoints import write_atomic
 from fedsift.reporting.tables import compare_report, fit_report, to_text
-from fedsift.runs import load_run, read_facts
+from fedsift.run_folder import read_facts
+from fedsift.runs import load_run
 
 __all__ = ["compare_report", "fit_report", "to_text", "write_report"]
 

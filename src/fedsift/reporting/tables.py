@@ -11,8 +11,9 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from fedsift.findings import Feature
 from fedsift.methods import METHODS
-from fedsift.runs import Feature, Run
+from fedsift.runs import Run
 
 WIDTH = 100
 _WEIGHTS = (

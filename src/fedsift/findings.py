@@ -1,0 +1,170 @@
+"""What fits found: the scores of a method, the features it chose, how stable the choice is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fedsift.selection import (
+    Interval,
+    inclusion_probability,
+    jaccard_stability,
+    nogueira_stability,
+    t_interval,
+)
+from fedsift.studies import Case, Fit
+
+
+@dataclass(frozen=True)
+class Feature:
+    """A feature of the reported set.
+
+    ``weight`` is per standard unit, of the refitted ensemble; ``weight_low`` and ``weight_high``
+    are the 95 % interval of its mean over the refitted seeds that chose the feature.
+    """
+
+    name: str
+    inclusion_probability: float
+    split_frequency: float | None
+    weight: float
+    weight_low: float
+    weight_high: float
+    description: str = ""
+
+
+def method_figures(fits: Sequence[Fit], cases: Sequence[Case], seeds: int) -> dict[str, Any]:
+    """Return the figures of a method's fits on cases; bytes are those of all cases."""
+    scored = [
+        (f, c)
+        for f, c in zip(fits, cases, strict=True)
+        if c.test is not None or c.truth is not None
+    ]
+    results = scores([f for f, _ in scored], [c for _, c in scored])
+    for name in ("bytes_up", "bytes_down", "bytes_dense"):
+        results[name] = sum(getattr(f, name) for f in fits)
+    results["bytes_per_seed"] = (results["bytes_up"] + results["bytes_down"]) // seeds
+    tested = same_data(fits, cases)
+    results["features"] = [
+        {"name": f.name, "inclusion_probability": f.inclusion_probability, "weight": f.weight}
+        for f in feature_table(fits[-1], cases[-1], tested)
+    ]
+    return results | stability(fits[-1], tested)
+
+
+def scores(fits: Sequence[Fit], cases: Sequence[Case]) -> dict[str, Any]:
+    """Return the scores of a method over its cases, as the command line prints them."""
+    figures: dict[str, Any] = {}
+    tested = [
+        (f, c.train, c.test, c.truth)
+        for f, c in zip(fits, cases, strict=True)
+        if c.test is not None
+    ]
+    if tested:
+        measure = "r2" if "r2" in tested[0][0].scores else "accuracy"
+        _, train_rows, test_rows, truth = tested[0]
+        overlap = 0.0 if truth is not None else test_rows.n_samples / train_rows.n_samples
+        ensemble = [float(f.scores[measure][f.n_lanes :].mean()) for f, *_ in tested]
+        single = [float(f.scores[measure][: f.n_lanes].mean()) for f, *_ in tested]
+        figures[f"test_{measure}"] = t_interval(ensemble, overlap).to_json()
+        figures[f"single_seed_{measure}"] = t_interval(single, overlap).to_json()
+    known = [recovery(f, c) for f, c in zip(fits, cases, strict=True) if c.truth is not None]
+    if known:
+        figures["support_recovery"] = t_interval([single for single, _ in known]).to_json()
+        figures["ensemble_support_recovery"] = t_interval(
+            [together for _, together in known]
+        ).to_json()
+    return figures
+
+
+def recovery(fit: Fit, case: Case) -> tuple[float, float]:
+    """Return the share of the true features found, by the seeds on average and by the ensembles."""
+    truth = case.truth or frozenset()
+    true = torch.tensor([name in truth for name in case.train.features])
+    chosen = (fit.weights != 0).any(1)
+    together = (fit.ensembles()["weight"] != 0).any(1)
+    share = [float((c & true).sum(1).double().mean() / true.sum()) for c in (chosen, together)]
+    return share[0], share[1]
+
+
+def same_data(fits: Sequence[Fit], cases: Sequence[Case]) -> list[Fit]:
+    """Return the fits of splits of one data set; a case with a known truth is a set of its own."""
+    return [f for f, c in zip(fits, cases, strict=True) if c.test is not None and c.truth is None]
+
+
+def stability(fit: Fit, split_fits: Sequence[Fit]) -> dict[str, Any]:
+    """Return how stable the selection is over seeds, and over splits."""
+    figures = {
+        "stability_seeds": {
+            "nogueira": nogueira_stability(fit.masks),
+            "jaccard": jaccard_stability(fit.masks),
+        }
+    }
+    if len(split_fits) > 1:
+        chosen = torch.stack([f.support[0] for f in split_fits])
+        figures["stability_splits"] = {
+            "nogueira": nogueira_stability(chosen),
+            "jaccard": jaccard_stability(chosen),
+        }
+    return figures
+
+
+def feature_table(fit: Fit, case: Case, split_fits: Sequence[Fit]) -> tuple[Feature, ...]:
+    """Return the chosen features, most often chosen first.
+
+    With several outputs the weight shown is that of the output where it is largest.
+    """
+    chosen = (fit.weights != 0).any(1)
+    probability = inclusion_probability(chosen)
+    ensembles = fit.ensembles()["weight"]
+    weight = ensembles.mean(0)
+    candidates = (ensembles != 0).any(1).any(0).nonzero().squeeze(1).tolist()
+    kept = int((ensembles[0] != 0).any(0).sum())
+    picked = sorted(candidates, key=lambda j: -float(probability[j]))[:kept]
+    over_splits = [(f.ensemble()["weight"] != 0).any(0) for f in split_fits]
+    rows = []
+    for j in picked:
+        output = int(weight[:, j].abs().argmax())
+        refitted = fit.params["weight"][: fit.n_lanes, output, j][chosen[:, j]]
+        spread = (
+            t_interval(refitted) if len(refitted) else Interval(math.nan, math.nan, math.nan, 0)
+        )
+        name = case.train.features[j]
+        rows.append(
+            Feature(
+                name=name,
+                inclusion_probability=float(probability[j]),
+                split_frequency=float(torch.stack(over_splits)[:, j].double().mean())
+                if over_splits
+                else None,
+                weight=float(weight[output, j]),
+                weight_low=spread.low,
+                weight_high=spread.high,
+                description=case.train.descriptions.get(name, ""),
+            )
+        )
+    return tuple(sorted(rows, key=lambda f: (-f.inclusion_probability, -abs(f.weight))))
+
+
+def candidates(fit: Fit, case: Case, count: int = 20) -> list[dict[str, Any]]:
+    """Return the features that seeds chose most often, and all of the ensemble's, for a plot."""
+    probability = inclusion_probability((fit.weights != 0).any(1))
+    kept = (fit.ensembles()["weight"] != 0).any(1).any(0)
+    size = fit.weights.abs().amax(1).double().mean(0)
+    order = sorted(
+        (probability > 0).nonzero().squeeze(1).tolist(),
+        key=lambda j: (-float(probability[j]), not kept[j], -float(size[j])),
+    )
+    shown = [j for place, j in enumerate(order) if place < count or kept[j]]
+    return [
+        {
+            "name": (name := case.train.features[j]),
+            "description": case.train.descriptions.get(name, ""),
+            "inclusion_probability": float(probability[j]),
+            "chosen": bool(kept[j]),
+        }
+        for j in shown
+    ]

@@ -143,9 +143,10 @@ def curvature(
     """Estimate the largest curvature of an operator near a point, by power iteration.
 
     ‖D J D‖₂ with J the Jacobian of the operator at ``params`` and D = diag(``scaling``), the change
-    of variable of gated parameters. J v is the difference quotient over a step of .1 (1 + ‖params‖):
-    the length that local steps have, long enough for float32 to keep its digits, and open to layers
-    without forward derivatives. A lower estimate that is close after a few iterations.
+    of variable of gated parameters. J v is the difference quotient over a step of
+    .1 (1 + ‖params‖): the length that local steps have, long enough for float32 to keep its digits,
+    and open to layers without forward derivatives. A lower estimate that is close after a few
+    iterations.
     """
     base, step = operator(params, batch), 0.1 * (1.0 + trees.norm(params))
 

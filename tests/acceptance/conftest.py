@@ -1,4 +1,4 @@
-"""Figures that acceptance tests print; `make acceptance` also writes them into the documentation."""
+"""Figures that acceptance tests print; `make acceptance` also writes them into the docs."""
 
 import json
 import os

@@ -23,8 +23,14 @@ def recover(algorithm, channel, data_seed, *, seeds, samples=400):
     rows = Standardiser.fit(drawn.train, "feature").apply(drawn.train)
     problem = linear_problem(rows)
     run = train(
-        problem, rows, algorithm, seeds=range(seeds), participation=0.6, channel=channel, data_seed=data_seed
-    )  # fmt: skip
+        problem,
+        rows,
+        algorithm,
+        seeds=range(seeds),
+        participation=0.6,
+        channel=channel,
+        data_seed=data_seed,
+    )
     magnitude = run.params["weight"].abs().squeeze(1)
     true = (drawn.coefficients != 0).double()
     chosen = (magnitude > 0).double()
@@ -38,12 +44,10 @@ def best_of_steps(kind, data_seeds):
     """Return the best mean recovery over the step sizes, and that step."""
     means = {}
     for step in STEPS:
-        values = []
+        algorithm, values = kind(density=0.05, learning_rate=step), []
         for data_seed in data_seeds:
             try:
-                values.append(
-                    recover(kind(density=0.05, learning_rate=step), Lossless(), data_seed, seeds=1)[0]
-                )
+                values.append(recover(algorithm, Lossless(), data_seed, seeds=1)[0])
             except RuntimeError:
                 values.append(0.0)
         means[step] = sum(values) / len(values)
@@ -100,12 +104,19 @@ def test_the_defaults_hold_over_sample_sizes(samples, figure) -> None:
 def test_nothing_turns_non_finite_on_tiny_sites(data_seed) -> None:
     """Dirichlet(.3) counts over 10 sites: several have one or two rows."""
     drawn = synthetic_regression(
-        n_samples=60, n_features=200, n_informative=10, n_sites=10, alpha=0.3, seed=data_seed, n_test=2
-    )  # fmt: skip
+        n_samples=60,
+        n_features=200,
+        n_informative=10,
+        n_sites=10,
+        alpha=0.3,
+        seed=data_seed,
+        n_test=2,
+    )
     assert min(drawn.train.sizes) <= 2
     rows = Standardiser.fit(drawn.train, "feature").apply(drawn.train)
+    problem = linear_problem(rows)
     for algorithm in (EFLoPS(density=0.05), FedAvg(density=0.05), FedIterHT(density=0.05)):
-        run = train(linear_problem(rows), rows, algorithm, participation=0.6, rounds=60, seeds=(0, 1))
+        run = train(problem, rows, algorithm, participation=0.6, rounds=60, seeds=(0, 1))
         assert all(torch.isfinite(leaf).all() for leaf in run.params.values())
         assert run.retries.tolist() == [0, 0]
         print(type(algorithm).__name__, "sizes", drawn.train.sizes, "loss", run.history[-1]["loss"])

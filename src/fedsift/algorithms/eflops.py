@@ -23,7 +23,6 @@ from fedsift.sites import SiteData
 from fedsift.sparsity import Schedule, kept_count, scheduled_density
 from fedsift.trees import Tree
 
-
 _GATE = HardConcrete()  # frozen: every algorithm may share it
 
 

@@ -103,11 +103,11 @@ def cannot_batch(job: Job, carried: Carried) -> str | None:
 def compile_pays(job: Job, participants: Tensor, rounds: int) -> bool:
     """Estimate whether fusing the sites' work saves more than its compile costs.
 
-    Unfused, a step takes about 4 ms a call (some hundred small operations under `vmap`) and 100 ns for
-    every number of every lane, most of which fusing saves. A compile takes about 15 s for two steps of
-    a linear model, more with more steps and leaves, and again for every size of a site's block. These
-    are rules from measurements, not timings, so that they are the same in every process and a
-    resumed run goes on as it began.
+    Unfused, a step takes about 4 ms a call (some hundred small operations under `vmap`) and 100 ns
+    for every number of every lane, most of which fusing saves. A compile takes about 15 s for two
+    steps of a linear model, more with more steps and leaves, and again for every size of a site's
+    block. These are rules from measurements, not timings, so that they are the same in every
+    process and a resumed run goes on as it began.
     """
     leaves = job.problem.init(job.run_keys[0])
     numbers = sum(leaf.numel() for leaf in leaves.values())
@@ -121,7 +121,7 @@ def compile_pays(job: Job, participants: Tensor, rounds: int) -> bool:
 
 
 def _padded(rows: int, *, compiled: bool) -> int:
-    """Return the rows of a block: a multiple of 8, or a power of two where each size is compiled."""
+    """Return the rows of a block: a multiple of 8, or a power of two where sizes are compiled."""
     return max(8, 1 << (rows - 1).bit_length()) if compiled else -(-rows // 8) * 8
 
 

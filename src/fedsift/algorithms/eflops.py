@@ -57,9 +57,9 @@ class EFLoPS(LocalTraining):
 
         η_φ = gate_rate m/ℓ0,   T = entropy ℓ0/m,   η_λ = multiplier_pace ℓ0/(m G (rounds H)²)
 
-    The multiplier then rises so slowly that the constraint need not be met at the end: ΣP(z>0) was 3.4 m
-    on the synthetic task and hundreds of m for three genes of 3051. It orders the gates, and their
-    order makes the final choice of m; an early commitment loses features.
+    The multiplier then rises so slowly that the constraint need not be met at the end: ΣP(z>0) was
+    3.4 m on the synthetic task and hundreds of m for three genes of 3051. It orders the gates, and
+    their order makes the final choice of m; an early commitment loses features.
 
     Attributes:
         density: ρ, the share of gates to keep, m = ⌊ρG⌋.

@@ -39,7 +39,7 @@ demo: $(STAMP) ## Find three genes in the embedded leukaemia data
 	$(BIN)/fedsift fit --demo golub --features 3 --seeds 30 $(DEMO_ARGS)
 
 test: $(STAMP) ## Run all tests but those marked acceptance_long
-	$(BIN)/python -m pytest -q -m "not acceptance_long" $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto -m "not acceptance_long" $(PYTEST_ARGS)
 
 lint: $(STAMP) ## Check style, types and the import rules
 	$(BIN)/ruff check .

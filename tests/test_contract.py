@@ -517,7 +517,7 @@ def test_error_feedback_loses_nothing_when_uploads_are_lost_or_repeated(
         gates=GateMap({"w": GateView(0, (1, 12))}),
     )
     work = job(problem, data, Walk(), channel, delivery=fate)
-    carried, _ = proceed(work, ENGINES[engine](), 84)
+    carried, _ = proceed(work, ENGINES[engine](), 168)
     assert_some_counted(carried)
     expected = torch.zeros(2, 12, dtype=torch.float64)
     for c, (handed, residuals) in enumerate(accepted_states(work, carried, 0)):

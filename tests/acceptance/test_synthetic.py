@@ -1,6 +1,6 @@
 """Support recovery on the synthetic task, with default settings, beside rivals at their best step.
 
-d = 1000, m = 50, N = 400, 5 sites, 60 % participation, 300 rounds (METHODS: the synthetic task).
+d = 1000, m = 50, N = 400, 5 sites, 60 % participation, 300 rounds.
 """
 
 import pytest

@@ -476,3 +476,14 @@ def test_early_stop_ends_the_refit(sites, tmp_path):
     records = [json.loads(line) for line in (path / "history.jsonl").read_text().splitlines()]
     last = max(record["round"] for record in records if record["stage"] == "refit")
     assert 10 <= last < 3000
+
+
+def test_a_request_that_cannot_work_leaves_the_old_run_alone(tmp_path) -> None:
+    """The messages are refused before anything of the run in the folder is removed."""
+    run = tmp_path / "old"
+    run.mkdir()
+    (run / "run.json").write_text('{"version": 1, "status": "done"}')
+    (run / "model.safetensors").write_text("precious")
+    command = f"--demo golub --method fedht --messages paper --out {run} --overwrite"
+    assert main(["fit", *command.split()]) == 2
+    assert (run / "model.safetensors").read_text() == "precious"

@@ -13,7 +13,7 @@ from fedsift.reporting import write_report
 from fedsift.run_folder import prepare, read_facts
 from fedsift.runs import Run
 from fedsift.sparsity import Schedule
-from fedsift.studies import Progress, Settings
+from fedsift.studies import Progress, Settings, search_algorithm
 from fedsift.workflows import BESIDE, run_compare, run_fit, split_cases
 
 
@@ -95,7 +95,7 @@ def fit(
         rounds=rounds,
         **options,
     )
-    path = _folder(out, data, settings, overwrite=overwrite, resume=resume)
+    path = _folder(out, data, settings, [method], overwrite=overwrite, resume=resume)
     cases = split_cases(data, settings)
     run = run_fit(cases, settings, path=path, progress=progress, beside=beside)
     if path is not None:
@@ -138,7 +138,7 @@ def compare(
         rounds=rounds,
         **options,
     )
-    path = _folder(out, data, settings, overwrite=overwrite, resume=resume)
+    path = _folder(out, data, settings, methods, overwrite=overwrite, resume=resume)
     cases = split_cases(data, settings)
     facts = run_compare(cases, settings, methods, path=path, progress=progress)
     if path is not None:
@@ -151,12 +151,15 @@ def _folder(
     out: str | Path | None,
     data: FederatedData,
     settings: Settings,
+    methods: Sequence[str],
     *,
     overwrite: bool,
     resume: bool,
 ) -> Path | None:
     """Check the request against the data, then make the folder or accept one to go on with."""
-    settings.kept(data.n_features)
+    density = settings.kept(data.n_features) / data.n_features
+    for name in methods:
+        search_algorithm(settings, find_method(name), density)
     if out is None:
         return None
     path = Path(out)

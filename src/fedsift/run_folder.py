@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +21,30 @@ from fedsift.checkpoints import CheckpointError, write_atomic
 from fedsift.studies import Fit
 
 VERSION = 1
+CHECKPOINTS = "checkpoints"
+OWN_FILES = (
+    "run.json",
+    "run.json.tmp",
+    "history.jsonl",
+    "model.safetensors",
+    "features.csv",
+    "report.txt",
+    "inclusion.png",
+    "training.png",
+)
 
 
 class RunError(RuntimeError):
     """A run folder that cannot be used; the text names it and the next action."""
 
 
-def prepare(path: Path, *, overwrite: bool) -> None:
-    """Make an empty run folder.
+def prepare(path: Path, *, overwrite: bool, inputs: Sequence[str | Path] = ()) -> None:
+    """Make a run folder, or empty an earlier run's folder of what fedsift wrote there.
+
+    Other files in the folder stay.
 
     Raises:
-        RunError: it exists and may not be overwritten, or is no run folder.
+        RunError: it exists and may not be overwritten, is no run folder, or an input would go.
     """
     if path.exists() and any(path.iterdir() if path.is_dir() else [path]):
         if not overwrite:
@@ -47,8 +60,25 @@ def prepare(path: Path, *, overwrite: bool) -> None:
                 "choose another"
             )
             raise RunError(msg)
-        shutil.rmtree(path)
+        own = {(path / name).resolve() for name in OWN_FILES}
+        lost = next((file for file in inputs if Path(file).resolve() in own), None)
+        if lost is not None:
+            msg = f"{lost} is an input and would be overwritten; choose another folder with --out"
+            raise RunError(msg)
+        clear(path)
     path.mkdir(parents=True, exist_ok=True)
+
+
+def clear(path: Path) -> None:
+    """Remove what fedsift writes into a run folder, and nothing else."""
+    for name in OWN_FILES:
+        (path / name).unlink(missing_ok=True)
+    checkpoints = path / CHECKPOINTS
+    if checkpoints.is_dir() and not checkpoints.is_symlink():
+        for file in checkpoints.glob("*.safetensors*"):
+            file.unlink()
+        if not any(checkpoints.iterdir()):
+            checkpoints.rmdir()
 
 
 def _unfinished(path: Path) -> bool:

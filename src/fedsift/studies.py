@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 
 from fedsift import models, trees
-from fedsift.algorithms import Tuning
+from fedsift.algorithms import LocalTraining, Tuning
 from fedsift.checkpoints import StageCheckpoint
 from fedsift.data import FederatedData, How, Standardiser, split
 from fedsift.engines import ENGINES
@@ -220,7 +220,7 @@ def fit_case(
         scores=scores,
         bytes_up=up,
         bytes_down=down,
-        bytes_dense=_dense_bytes(problem, search) + _dense_bytes(problem, tuned),
+        bytes_dense=_dense_bytes(search) + _dense_bytes(tuned),
         compiled=search.compiled,
         history=[{"stage": "search", **r} for r in search.history]
         + [{"stage": "refit", **r} for r in tuned.history],
@@ -241,6 +241,23 @@ def _bytes_sent(
     )
 
 
+def search_algorithm(settings: Settings, method: Method, density: float) -> LocalTraining:
+    """Return the algorithm of a search.
+
+    Raises:
+        ValueError: the method cannot do what the settings ask.
+    """
+    return method.build(
+        settings.messages if method.rows == "federated" else "auto",
+        rounds=settings.rounds,
+        density=density,
+        schedule=settings.schedule,
+        learning_rate=settings.learning_rate,
+        local_steps=settings.local_steps,
+        batch_size=settings.batch_size,
+    )
+
+
 def _search(
     problem: Problem,
     rows: FederatedData,
@@ -251,15 +268,7 @@ def _search(
     checkpoint: StageCheckpoint | None,
     repeats: int,
 ) -> Training:
-    algorithm = method.build(
-        settings.messages if method.rows == "federated" else "auto",
-        rounds=settings.rounds,
-        density=kept / problem.gates.size,
-        schedule=settings.schedule,
-        learning_rate=settings.learning_rate,
-        local_steps=settings.local_steps,
-        batch_size=settings.batch_size,
-    )
+    algorithm = search_algorithm(settings, method, kept / problem.gates.size)
     seeds = range(settings.seed, settings.seed + settings.seeds)
     alone = method.rows == "alone"
     return train(
@@ -338,8 +347,8 @@ def _tell(progress: Progress | None, stage: str) -> Callback | None:
     return None if progress is None else lambda record: progress(stage, record["round"], record)
 
 
-def _dense_bytes(problem: Problem, run: Training) -> int:
-    """Return the bytes if the whole model had travelled both ways in every round."""
-    numbers = sum(leaf.numel() for leaf in problem.init(run.job.run_keys[0]).values())
+def _dense_bytes(run: Training) -> int:
+    """Return the bytes if the whole of what a run trains had travelled both ways in every round."""
+    numbers = sum(leaf.numel() for leaf in run.job.problem.init(run.job.run_keys[0]).values())
     visits = sum(sum(record["sites"].values()) for record in run.history)
     return 2 * 4 * numbers * visits

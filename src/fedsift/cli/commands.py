@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -233,6 +232,7 @@ def _study(request: Request, command: str, methods: list[str]) -> None:
     from fedsift.cli.targets import known_results, missed, parse
     from fedsift.methods import find_method
     from fedsift.run_folder import prepare
+    from fedsift.studies import search_algorithm
 
     source = request.source()
     for name in methods:
@@ -241,7 +241,9 @@ def _study(request: Request, command: str, methods: list[str]) -> None:
     with notes(quiet=request.quiet):
         cases = source.cases(settings)
         data = cases[-1].train
-        settings.kept(data.n_features)
+        density = settings.kept(data.n_features) / data.n_features
+        for name in methods:
+            search_algorithm(settings, find_method(name), density)
         known = known_results(
             data.outcome,
             tested=any(c.test is not None for c in cases),
@@ -253,15 +255,8 @@ def _study(request: Request, command: str, methods: list[str]) -> None:
         if request.dry_run:
             _dry_run(request, command, settings, methods, cases, path)
             return
-        prepare(path, overwrite=request.overwrite)
-        try:
-            results, text = _run(
-                command, source, settings, methods, cases, path, quiet=request.quiet
-            )
-        except ValueError:
-            if not (path / "checkpoints").exists():  # refused before any work: leave no trace
-                shutil.rmtree(path)
-            raise
+        prepare(path, overwrite=request.overwrite, inputs=source.files)
+        results, text = _run(command, source, settings, methods, cases, path, quiet=request.quiet)
     figures = results["methods"] if command == "compare" else results
     lines = missed(targets, figures)
     _finish(results, text, json=request.json)

@@ -16,7 +16,7 @@ SETTINGS = Settings(features=3, splits=2, seed=4)
 @pytest.fixture
 def file(tmp_path):
     path = tmp_path / "all.csv"
-    rows = [f"{'ab'[i % 2]},{i},{(7 * i) % 11},{'yes' if i % 3 else 'no'}" for i in range(24)]
+    rows = [f"{'ab'[i % 2]},{i / 2},{(7 * i) % 11},{'yes' if i % 3 else 'no'}" for i in range(24)]
     path.write_text("\n".join(["site,x,z,answer", *rows]) + "\n")
     return str(path)
 

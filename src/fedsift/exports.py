@@ -40,7 +40,7 @@ def predictions(run: Run, file: Path, id_column: str | None = None) -> str:
     ):
         id_column = usual
     rows = read_table(
-        file, run.needed, id_column=id_column, fills=data["fills"], separator=separator
+        file, run.needed, id_column=id_column, fills=run.standardiser.fills, separator=separator
     )
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedsift.data import DataError, FederatedData, code_target, encode
+from fedsift.data import DataError, FederatedData, affine_shift, code_target, encode
 
 
 @pytest.fixture
@@ -112,8 +112,8 @@ def test_fingerprint_changes_with_any_name(data, change):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"y": torch.zeros(4)}, "y has 4 entries for 5 rows"),
-        ({"rows": ("r",)}, "rows has 1 entries"),
+        ({"y": torch.zeros(4)}, "y has length 4 for 5 rows"),
+        ({"rows": ("r",)}, "rows has length 1 for 5 rows"),
         ({"offsets": (0, 2, 4)}, "offsets"),
         ({"offsets": (0, 2, 2, 5)}, "offsets"),
         ({"offsets": (1, 2, 4, 5)}, "offsets"),
@@ -135,8 +135,28 @@ def test_data_that_contradict_themselves_are_refused(data, change, message):
 
 def test_from_arrays_refuses_lengths_that_differ():
     for wrong in ({"sites": ["a"]}, {"ids": ["a"]}, {"weight": [1.0]}):
-        with pytest.raises(DataError, match="1 entries for 2 rows"):
+        with pytest.raises(DataError, match="length 1 for 2 rows"):
             FederatedData.from_arrays(np.eye(2), [1.0, 2.0], **wrong)
+
+
+def test_what_is_missing_stays_with_its_cell(data):
+    """Cells are numbered; every operation must move a cell and its mark together."""
+    missing = data.x % 4 == 1
+    holes = dataclasses.replace(data, x=data.x.masked_fill(missing, 0.0), missing=missing)
+    operations = [
+        lambda d: d.take([4, 1, 0]),
+        lambda d: d.site("a"),
+        lambda d: d.pooled(),
+        lambda d: d.select_features(["w", "u"]),
+        lambda d: d.with_sites(torch.tensor([1, 0, 1, 0, 0]), ["one", "two"]),
+    ]
+    for operation in operations:
+        assert torch.equal(operation(holes).missing, operation(data).x % 4 == 1)
+    assert not affine_shift(holes, 1).x[missing].any()
+    assert holes.fingerprint() != dataclasses.replace(holes, missing=None).fingerprint()
+    for wrong in (missing[:2], missing.float(), ~missing):
+        with pytest.raises(DataError, match="missing must be"):
+            dataclasses.replace(holes, missing=wrong)
 
 
 @pytest.mark.parametrize(

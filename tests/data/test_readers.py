@@ -97,26 +97,61 @@ def test_missing_values_are_refused_with_the_counts(write):
         read_sites([a, b], "y")
 
 
-def test_missing_values_are_imputed_by_the_weighted_mean_over_sites(write):
-    """Mean of u: (2*1 + 1*4 + 1*2) / 4 = 2, over both files, the empty cell left out."""
+def test_missing_values_are_marked_and_noted_on_request(write):
     a = write("a.csv", "u,k,y", "1,2,0", "4,1,1")
     b = write("b.csv", "u,k,y", "2,1,0", ",7,1")
-    data = read_sites([a, b], "y", weight_column="k", impute="mean")
-    assert data.x[:, 0].tolist() == [1, 4, 2, 2]
-    assert data.fills == {"u": 2.0}
-    assert "1 missing" in data.notes[0]
+    with pytest.warns(DataWarning, match="1 missing value in 1 column filled"):
+        data = read_sites([a, b], "y", weight_column="k", impute="mean")
+    assert data.x[:, 0].tolist() == [1, 4, 2, 0]
+    assert data.missing is not None
+    assert data.missing[:, 0].tolist() == [False, False, False, True]
+    assert "1 missing value in 1 column" in data.notes[0]
+    assert read_sites(a, "y", weight_column="k").missing is None
     with refused("no row of any site", "'u'", "drop"):
         read_sites(write("c.csv", "u,v,y", ",1,0", ",2,1"), "y", impute="mean")
 
 
-def test_a_constant_column_is_left_out_with_a_warning(write):
+def test_a_constant_column_is_kept_with_a_warning(write):
+    """Leaving it out would let the test rows decide which columns there are."""
     paths = [write("a.csv", "u,c,y", "1,7,0", "3,7,1"), write("b.csv", "u,c,y", "4,7,0", "5,7,1")]
-    with pytest.warns(DataWarning, match="left out: 1 \\('c'\\)"):
+    with pytest.warns(DataWarning, match="1 column with one value in all rows, of no use: 'c'"):
         data = read_sites(paths, "y")
-    assert data.features == ("u",)
+    assert data.features == ("u", "c")
     assert "'c'" in data.notes[0]
     with refused("every feature", "'c'"):
         read_sites(write("d.csv", "c,y", "7,0", "7,1"), "y")
+
+
+def test_a_column_that_single_precision_makes_constant_is_called_so(write):
+    near = write("a.csv", "u,c,y", "1,100000000.001,0", "3,99999999.999,1")
+    with pytest.warns(DataWarning, match=r"once rounded to single precision .*: 'c'"):
+        read_sites(near, "y")
+    with refused("every feature", "rounded to single precision", "'c'"):
+        read_sites(write("d.csv", "c,y", "100000000.001,0", "99999999.999,1"), "y")
+
+
+def test_columns_that_look_like_ids_are_noted(write):
+    """Unlike whole numbers in 20 rows; measured or repeated numbers, and few rows, are not."""
+    lines = [f"{900 - 7 * row},{row / 2},{row % 19},{row % 2}" for row in range(20)]
+    path = write("a.csv", "nr,half,age,y", *lines)
+    with pytest.warns(DataWarning, match="1 column with another whole number in each row: 'nr'"):
+        read_sites(path, "y")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        read_sites(path, "y", id_column="nr")
+        read_sites(write("b.csv", "nr,half,age,y", *lines[:19]), "y")
+
+
+def test_classes_of_few_rows_or_of_almost_one_name_are_noted(write):
+    labels = ["ALL"] * 9 + ["all"] * 8 + ["A ll", "AML", "AML"]
+    lines = [f"{row / 2},{label}" for row, label in enumerate(labels)]
+    with pytest.warns(DataWarning) as caught:
+        data = read_sites(write("a.csv", "u,y", *lines), "y")
+    rare, alike = (str(warning.message) for warning in caught)
+    assert rare == "classes of 'y' with one or two rows: 'A ll', 'AML'"
+    assert alike == "classes of 'y' that differ in case or blanks only: 'A ll', 'ALL', 'all'"
+    assert data.notes == (rare, alike)
+    assert caught[0].filename == __file__
 
 
 def test_a_column_constant_at_one_site_only_is_kept(write):
@@ -138,6 +173,7 @@ def test_a_column_constant_at_one_site_only_is_kept(write):
         (("u,v,y", "1,2,0", "2,3"), ("a.csv, line 3", "2 values for 3 columns")),
         (("u;v;y", "1;2;0"), ("a.csv", "no comma", "semicolon", "separator=';'")),
         (("u,y", "1,0", "two,1", "x,1"), ("a.csv, line 3, column 'u'", "'two'", "2 of 3", "drop")),
+        (("u,y", "1,0", "2,1", "x,1"), ("a.csv, line 4", "1 of 3 values is not", "leave empty")),
         (("u,y", "1,0", '"2,5",1'), ("a.csv, line 3, column 'u'", "'2,5'", "decimal point")),
         (("u,y", "1,0", "inf,1"), ("a.csv, line 3, column 'u'", "inf", "infinite")),
         (("u,y", "1,0", "1e60,1"), ("a.csv, line 3, column 'u'", "1e+60", "infinite")),
@@ -189,9 +225,10 @@ def test_too_many_classes_for_a_binary_outcome(write):
 def test_columns_that_differ_between_sites(write):
     a = write("a.csv", "u,v,w,y", "1,2,3,0", "2,3,4,1")
     b = write("b.csv", "w,u,z,y", "1,2,3,0", "2,3,5,1")
-    with refused("b.csv", "lacks 1", "'v'", "has 1", "'z'", "features_in_common"):
+    with refused("b.csv", "lacks 1 column of a.csv", "'v'", "has 1", "'z'", "features_in_common"):
         read_sites([a, b], "y")
-    data = read_sites([a, b], "y", features_in_common=True)
+    with pytest.warns(DataWarning, match="2 columns left out.*: 'v', 'z'"):
+        data = read_sites([a, b], "y", features_in_common=True)
     assert data.features == ("u", "w")
     assert data.x.tolist() == [[1, 3], [2, 4], [2, 1], [3, 2]]
 
@@ -216,6 +253,8 @@ def test_files_that_cannot_be_sites(write, tmp_path: Path):
     good = write("clinic_a.csv", *GOOD)
     with refused("clinic_b.csv", "no such file", "did you mean 'clinic_a.csv'?"):
         read_sites(tmp_path / "clinic_b.csv", "y")
+    with refused("is a folder", "*.csv"):
+        read_sites(tmp_path, "y")
     with refused("nowhere", "no such file", "not a folder"):
         read_sites(tmp_path / "nowhere" / "a.csv", "y")
     with refused("2 files are called 'clinic_a'", "rename"):
@@ -259,9 +298,11 @@ def test_parquet_keeps_booleans_and_missing_values(tmp_path: Path):
     frame.write_parquet(tmp_path / "a.parquet")
     with refused("a.parquet, row 2, column 'u'", "'u' 2"):
         read_sites(tmp_path / "a.parquet", "y")
-    with pytest.warns(DataWarning, match="'u'"):  # one value is left, so the column is constant
+    with pytest.warns(DataWarning) as caught:
         data = read_sites(tmp_path / "a.parquet", "y", impute="mean")
-    assert data.x.tolist() == [[1], [0], [1]]
+    assert "2 missing values in 1 column" in str(caught[0].message)
+    assert "one value in all rows, of no use: 'u'" in str(caught[1].message)
+    assert data.x.tolist() == [[1, 1], [0, 0], [0, 1]]
     assert data.classes == ("1", "2")
 
 
@@ -296,7 +337,7 @@ def test_read_table_for_prediction(write):
 
 def test_read_table_refuses(write):
     path = write("new.csv", "bmi,age,y", "20,50,AML", "NA,51,XX")
-    with refused("new.csv", "1 of 2 features are absent: 'Age'", "did you mean 'age'?"):
+    with refused("new.csv", "1 of 2 features absent: 'Age'", "did you mean 'age'?"):
         read_table(path, ["Age", "bmi"])
     with refused("new.csv, line 3, column 'bmi'", "missing"):
         read_table(path, ["bmi"])

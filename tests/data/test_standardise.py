@@ -7,7 +7,15 @@ import numpy as np
 import pytest
 import torch
 
-from fedsift.data import DataError, FederatedData, Standardiser, golub38
+from fedsift.data import (
+    DataError,
+    DataWarning,
+    FederatedData,
+    Standardiser,
+    golub38,
+    read_sites,
+    split,
+)
 
 
 def made(n_rows: int = 30, *, outcome: str = "regression", weight=None) -> FederatedData:
@@ -102,7 +110,7 @@ def test_columns_are_found_by_name():
     applied = fitted.apply(shuffled)
     assert applied.features == train.features
     assert torch.equal(applied.x, fitted.apply(train).x)
-    with pytest.raises(DataError, match="2 of 4 features are absent: 'b', 'd'; there are 'c', 'a'"):
+    with pytest.raises(DataError, match="2 of 4 features absent: 'b', 'd'; there are 'c', 'a'"):
         fitted.apply(train.select_features(["c", "a"]))
     with pytest.raises(DataError, match="shape"):
         fitted.transform(torch.zeros(2, 3))
@@ -126,6 +134,86 @@ def test_it_survives_json_bit_by_bit(how):
     assert torch.equal(read.apply(train).y, fitted.apply(train).y)
     with pytest.raises(DataError, match="version 99"):
         Standardiser.from_dict({**fitted.to_dict(), "version": 99})
+
+
+def with_holes(data: FederatedData, missing: torch.Tensor) -> FederatedData:
+    return dataclasses.replace(data, x=data.x.masked_fill(missing, 0.0), missing=missing)
+
+
+def test_a_hole_is_filled_with_the_weighted_mean_of_the_training_rows_that_have_a_value():
+    """Feature a: (2*1 + 1*4) / 3 = 2 over two sites. Deviation: (2*1 + 1*4 + 1*0) / 4, root."""
+    rows = FederatedData.from_arrays(
+        [[1.0, 5.0], [4.0, 6.0], [9.0, 7.0]],
+        ["p", "q", "p"],
+        sites=["n", "s", "n"],
+        weight=[2, 1, 1],
+    )
+    holes = with_holes(rows, torch.tensor([[False, False], [True, False], [False, False]]))
+    fitted = Standardiser.fit(holes)
+    assert fitted.fills["x0"] == 2.0
+    assert fitted.mean[0] == 2
+    assert fitted.scale[0] == pytest.approx(1.5**0.5)
+    applied = fitted.apply(holes)
+    assert applied.missing is None
+    assert applied.x[:, 0].tolist() == pytest.approx([-(1.5**-0.5), 0, 2 * 1.5**-0.5])
+    kept = Standardiser.fit(holes, "none")
+    assert kept.apply(holes).x[:, 0].tolist() == [1, 2, 4]
+    new = torch.tensor([[torch.nan, 6.0]])
+    assert kept.transform(new).tolist() == [[2, 6]]
+    with pytest.raises(DataError, match=r"1 of 2 values missing.*impute"):
+        Standardiser.fit(rows).transform(new)
+
+
+def test_arrays_are_filled_before_they_are_standardised():
+    """Row (1, ., 3) with fill 2, the other row's value: (-1, 0, 1) with divisor d-1."""
+    rows = FederatedData.from_arrays([[1.0, 9.0, 3.0], [0.0, 2.0, 7.0]], ["p", "q"])
+    missing = torch.tensor([[False, True, False], [False, False, False]])
+    full = FederatedData.from_arrays([[1.0, 2.0, 3.0], [0.0, 2.0, 7.0]], ["p", "q"])
+    holes = with_holes(rows, missing)
+    one, two = Standardiser.fit(holes, "array"), Standardiser.fit(full, "array")
+    assert torch.equal(one.apply(holes).x, two.apply(full).x)
+
+
+@pytest.mark.parametrize("how", ["feature", "array", "none"])
+def test_a_feature_without_a_training_value_stays_finite(how):
+    data = made(6)
+    missing = torch.zeros(6, 4, dtype=torch.bool)
+    missing[:4, 1] = True
+    holes = with_holes(data, missing)
+    fitted = Standardiser.fit(holes.take(range(4)), how)
+    assert torch.isfinite(fitted.apply(holes).x).all()
+    if how == "feature":
+        assert not fitted.apply(holes).x[:, 1].any()
+
+
+@pytest.mark.parametrize("how", ["feature", "array", "none"])
+def test_test_rows_with_holes_do_not_reach_the_training_rows(write, how):
+    """Files that differ in the test rows, by 100 x + 10^4, train on the same bits."""
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(40, 5)).round(4)
+    x[:, 4] = 3.0  # of no use, in the training rows at least
+    missing = generator.random(x.shape) < 0.3
+    in_test = np.zeros(40, dtype=bool)
+
+    def rows(name: str, values: np.ndarray):
+        lines = [
+            ",".join("" if hole else str(value) for value, hole in zip(*cells, strict=True))
+            for cells in zip(values, missing, strict=True)
+        ]
+        path = write(name, "a,b,c,d,e,y", *(f"{line},{i % 2}" for i, line in enumerate(lines)))
+        with pytest.warns(DataWarning):
+            return split(read_sites(path, "y", impute="mean"), 3)
+
+    train, test = rows("one/s.csv", x)
+    in_test[[int(name.split(":")[1]) - 2 for name in test.rows]] = True
+    moved_train, moved_test = rows("two/s.csv", np.where(in_test[:, None], 100 * x + 1e4, x))
+    assert moved_test.rows == test.rows
+    assert not torch.equal(moved_test.x, test.x)
+    one, two = Standardiser.fit(train, how), Standardiser.fit(moved_train, how)
+    assert one.to_dict() == two.to_dict()
+    assert torch.equal(one.apply(train).x, two.apply(moved_train).x)
+    read = Standardiser.from_dict(json.loads(json.dumps(one.to_dict())))
+    assert torch.equal(read.apply(test).x, one.apply(test).x)
 
 
 def test_what_cannot_be_standardised():

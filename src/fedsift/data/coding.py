@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, NoReturn, cast, get_args
 
 import torch
 
-from fedsift.data.errors import DataError, listed, nearest
+from fedsift.data.errors import DataError, counted, listed, nearest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -71,7 +71,7 @@ def code_target(
     distinct = sorted(set(values), key=str if numbers is None else float)
     if len(distinct) < 2:
         value = (
-            f"the same value ({_name(distinct[0])}) in all {len(labels)} rows"
+            f"the same value ({_name(distinct[0])}) in all {counted(len(labels), 'row')}"
             if distinct
             else "no rows"
         )
@@ -84,7 +84,7 @@ def code_target(
     names = tuple(dict.fromkeys(_name(value) for value in distinct))
     if kind == "binary" and len(names) != 2:
         raise DataError(
-            f"the target '{target}' has {len(names)} classes ({listed(names)}), not two;"
+            f"the target '{target}' has {counted(len(names), 'class')} ({listed(names)}), not two;"
             " ask for outcome='multiclass'"
         )
     if outcome == "auto" and len(labels) >= _ENOUGH_ROWS and 2 * len(names) > len(labels):
@@ -183,5 +183,6 @@ def _refuse_text(labels: Sequence[Label], target: str, where: Callable[[int], st
     texts = [row for row, label in enumerate(labels) if _as_number(label) is None]
     raise DataError(
         f"{where(texts[0])}: the target '{target}' is '{labels[texts[0]]}', not a number"
-        f" ({len(texts)} such rows); correct it, or ask for classes with outcome='multiclass'"
+        f" ({counted(len(texts), 'such row')}); correct it, or ask for classes with"
+        " outcome='multiclass'"
     )

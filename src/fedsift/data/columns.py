@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedsift.data.errors import DataError, listed, nearest
+from fedsift.data.errors import DataError, counted, listed, nearest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -108,7 +108,9 @@ def _check_same(first: str, expected: Sequence[str], name: str, found: Sequence[
     known, present = set(expected), set(found)
     absent = [column for column in expected if column not in present]
     extra = [column for column in found if column not in known]
-    parts = [f"lacks {len(absent)} columns of {first} ({listed(absent)})"] if absent else []
+    parts = (
+        [f"lacks {counted(len(absent), 'column')} of {first} ({listed(absent)})"] if absent else []
+    )
     parts += [f"has {len(extra)} that {first} lacks ({listed(extra)})"] if extra else []
     if parts:
         raise DataError(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["DataError", "DataWarning", "listed", "nearest"]
+__all__ = ["DataError", "DataWarning", "counted", "listed", "nearest"]
 
 _SHOWN = 5
 
@@ -26,6 +26,12 @@ class DataError(ValueError):
 
 class DataWarning(UserWarning):
     """The data can be used, but a reader of the result should know something about it."""
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a count with its noun: "1 row", "2 rows"; "1 class", "2 classes"."""
+    ending = "" if count == 1 else "es" if noun.endswith("s") else "s"
+    return f"{count} {noun}{ending}"
 
 
 def listed(names: Iterable[str]) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from fedsift.data.coding import Label, Outcome, code_target
-from fedsift.data.errors import DataError, nearest
+from fedsift.data.errors import DataError, counted, nearest
 from fedsift.data.grouping import group_rows, numbered, plain_values, texts
 from fedsift.data.validation import check
 
@@ -32,7 +32,7 @@ class FederatedData:
     """Samples of C sites; the N rows of all sites lie one below the other, a site's rows together.
 
     Attributes:
-        x: float32 tensor [N, ...], finite; [N, d] for tables.
+        x: float32 tensor [N, ...], finite; [N, d] for tables; 0 where a value is missing.
         y: tensor [N]: float32 values (regression) or int64 codes 0 .. K-1 of ``classes``.
         weight: float32 tensor [N] of sample weights, positive; ones when nothing else is known.
         offsets: C+1 row numbers; site c has the rows ``offsets[c]:offsets[c+1]``, at least one.
@@ -44,7 +44,8 @@ class FederatedData:
         target: name of the target.
         descriptions: text for a feature, where there is one.
         notes: what a reader should know, such as columns left out.
-        fills: mean of each feature where missing values were filled with means, else empty.
+        missing: bool tensor [N, d], True where a table lacks a value, which `Standardiser` fills
+            with the mean of its training rows; None where no value may be missing.
 
     Raises:
         DataError: lengths, names, codes or values contradict the above.
@@ -63,7 +64,7 @@ class FederatedData:
     target: str = "target"
     descriptions: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    fills: Mapping[str, float] = field(default_factory=dict)
+    missing: Tensor | None = None
 
     def __post_init__(self) -> None:
         """Refuse data that contradict themselves."""
@@ -113,7 +114,9 @@ class FederatedData:
         }
         for name, entries in given.items():
             if len(entries) != count:
-                raise DataError(f"{name}: {len(entries)} entries for {count} rows; give one a row")
+                raise DataError(
+                    f"{name} has length {len(entries)} for {counted(count, 'row')}; give one a row"
+                )
         order, names, offsets = group_rows(labels)
         if features is None:
             features = [f"x{column}" for column in range(values.shape[1])] * (values.ndim == 2)
@@ -193,13 +196,14 @@ class FederatedData:
         chosen = torch.as_tensor(indices)
         if chosen.dtype == torch.bool and len(chosen) != self.n_samples:
             raise DataError(
-                f"the mask has {len(chosen)} entries for {self.n_samples} rows; give one a row"
+                f"the mask has length {len(chosen)} for {counted(self.n_samples, 'row')};"
+                " give one a row"
             )
         chosen = chosen.nonzero().flatten() if chosen.dtype == torch.bool else chosen.long()
         if not len(chosen) or chosen.min() < 0 or chosen.max() >= self.n_samples:
             raise DataError(
-                f"{len(chosen)} rows chosen from {self.n_samples}; choose one at least, and numbers"
-                f" from 0 to {self.n_samples - 1}"
+                f"{counted(len(chosen), 'row')} chosen from {self.n_samples}; choose one at"
+                f" least, and numbers from 0 to {self.n_samples - 1}"
             )
         return self._regrouped(chosen, self.site_of_row[chosen], self.sites)
 
@@ -220,7 +224,8 @@ class FederatedData:
             or site_of_row.max() >= len(sites)
         ):
             raise DataError(
-                f"site_of_row must name one of {len(sites)} sites for each of {self.n_samples} rows"
+                f"site_of_row must name one of {counted(len(sites), 'site')} for each of"
+                f" {counted(self.n_samples, 'row')}"
             )
         return self._regrouped(torch.arange(self.n_samples), site_of_row, sites)
 
@@ -243,7 +248,10 @@ class FederatedData:
             numbers.append(place)
         names = tuple(self.features[number] for number in numbers)
         texts = {name: self.descriptions[name] for name in names if name in self.descriptions}
-        return replace(self, x=self.x[:, numbers], features=names, descriptions=texts)
+        missing = None if self.missing is None else self.missing[:, numbers]
+        return replace(
+            self, x=self.x[:, numbers], features=names, descriptions=texts, missing=missing
+        )
 
     def pooled(self) -> FederatedData:
         """Return the same rows as one site called "pooled"."""
@@ -258,9 +266,11 @@ class FederatedData:
         """
         head = [self.target, self.outcome, self.classes, self.features, list(self.x.shape[1:])]
         digest = hashlib.sha256(json.dumps(head).encode())
+        tensors = [self.x, self.y, self.weight]
+        tensors += [] if self.missing is None else [self.missing]
         for name, rows in sorted(zip(self.sites, self.slices, strict=True), key=itemgetter(0)):
             digest.update(json.dumps([name, self.rows[rows]]).encode())
-            for tensor in (self.x, self.y, self.weight):
+            for tensor in tensors:
                 digest.update(tensor[rows].contiguous().cpu().numpy().tobytes())
         return digest.hexdigest()
 
@@ -273,6 +283,7 @@ class FederatedData:
             x=self.x[rows],
             y=self.y[rows],
             weight=self.weight[rows],
+            missing=None if self.missing is None else self.missing[rows],
             rows=tuple(self.rows[row] for row in rows.tolist()),
             sites=tuple(name for name, size in zip(sites, sizes, strict=True) if size),
             offsets=(0, *np.cumsum([size for size in sizes if size]).tolist()),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from fedsift.data.errors import DataError, listed, nearest
+from fedsift.data.errors import DataError, counted, listed, nearest
 from fedsift.data.tables import Table
 
 if TYPE_CHECKING:
@@ -46,6 +46,10 @@ def load_table(path: str | Path, separator: str | None = None) -> Table:
 
 
 def _check_file(path: Path, separator: str | None) -> None:
+    if path.is_dir():
+        raise DataError(
+            f"{path}: is a folder, not a file; name the files in it, as {path / '*.csv'}"
+        )
     if not path.is_file():
         folder = path.parent
         others = sorted(file.name for file in folder.glob("*") if file.is_file())
@@ -116,7 +120,7 @@ def _header(path: Path, separator: str) -> tuple[list[str], int]:
     if separator not in line and other in line:
         raise DataError(
             f"{path.name}: the header has no {_NAMES.get(separator, separator)} but"
-            f" {line.count(other)} times a {_NAMES[other]}; give separator={other!r}, or save the"
+            f" {counted(line.count(other), _NAMES[other])}; give separator={other!r}, or save the"
             " file anew"
         )
     names = [name.strip() for name in next(csv.reader([line], delimiter=separator))]
@@ -149,9 +153,9 @@ def _check_lengths(path: Path, separator: str) -> None:
         for row in rows:
             if len(row) != expected:
                 raise DataError(
-                    f"{path.name}, line {reader.line_num}: {len(row)} values for {expected}"
-                    " columns; complete the line, or quote values that contain a"
-                    f" {_NAMES.get(separator, separator)}"
+                    f"{path.name}, line {reader.line_num}: {counted(len(row), 'value')} for"
+                    f" {counted(expected, 'column')}; complete the line, or quote values that"
+                    f" contain a {_NAMES.get(separator, separator)}"
                 )
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from fedsift.data.errors import DataError
+from fedsift.data.errors import DataError, counted
 from fedsift.data.splitting import apportion
 from fedsift.random import fold, key, normal, uniform
 
@@ -107,7 +107,8 @@ def affine_shift(
     offsets = offset * normal(fold(keys, 1), (), torch.float64)
     shape = (-1, *(1 for _ in data.x.shape[1:]))
     a, b = (pair[data.site_of_row].reshape(shape) for pair in (factors, offsets))
-    return replace(data, x=(data.x.double() * a + b).float())
+    x = (data.x.double() * a + b).float()
+    return replace(data, x=x if data.missing is None else x.masked_fill(data.missing, 0.0))
 
 
 def _names(n_sites: int) -> list[str]:
@@ -117,8 +118,8 @@ def _names(n_sites: int) -> list[str]:
 def _check(data: FederatedData, n_sites: int) -> None:
     if not 1 <= n_sites <= data.n_samples:
         raise DataError(
-            f"{data.n_samples} rows cannot be spread over {n_sites} sites; ask for 1 to as many"
-            " sites as there are rows"
+            f"{counted(data.n_samples, 'row')} cannot be spread over {counted(n_sites, 'site')};"
+            " ask for 1 to as many sites as there are rows"
         )
 
 

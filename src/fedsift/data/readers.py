@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import warnings
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
 
-from fedsift.data.cleaning import (
-    impute_means,
-    refuse_missing,
-    with_single_class_note,
-    without_constants,
-)
 from fedsift.data.coding import Label, code_target, encode
 from fedsift.data.columns import Roles, check_stems, common_features
-from fedsift.data.errors import DataError, listed, nearest
+from fedsift.data.errors import DataError, DataWarning, counted, listed, nearest
 from fedsift.data.federated import FederatedData
 from fedsift.data.files import load_table
 from fedsift.data.grouping import group_rows
+from fedsift.data.missing import refuse_empty, refuse_missing
+from fedsift.data.notes import columns_lost, notes_on_columns, notes_on_target
 from fedsift.data.tables import Tables
 
 if TYPE_CHECKING:
@@ -47,8 +44,9 @@ def read_sites(
     """Read site files: one file a site, or files with a column that names the site of each row.
 
     Every column that has no other purpose is a feature and must be numeric. Features may stand in
-    another order in another file. A column with one value in all rows of all sites cannot matter:
-    it is left out with a `DataWarning`. A site with a single class is kept with one.
+    another order in another file. What a reader of the result should know is kept in the notes and
+    said in a `DataWarning`: columns that do not vary or that look like ids, sites with one class,
+    classes of few rows or almost one name, columns left out and values filled.
 
     Args:
         paths: CSV (.csv), TSV (.tsv, .tab, .txt) or Parquet (.parquet) files. Without a site
@@ -60,8 +58,8 @@ def read_sites(
         weight_column: column of positive sample weights.
         features_in_common: keep the columns that all files have, in the order of the first file;
             otherwise files with different columns are refused.
-        impute: "mean" fills a missing feature with its (weighted) mean over the rows of all sites,
-            later test rows included; sites need to share sums only. None refuses missing values.
+        impute: "mean" marks missing features, to be filled with the (weighted) mean of the training
+            rows of all sites when `Standardiser` has seen these. None refuses missing values.
         outcome: "auto" (`code_target` says how it is inferred), "regression", "binary" or
             "multiclass".
         drop: columns to leave out.
@@ -84,14 +82,14 @@ def read_sites(
     _check_ids(tables, ids, sites)
     weight = _weights(tables, weight_column)
     values = tables.numbers(features)
-    fills: dict[str, float] = {}
-    notes: tuple[str, ...] = ()
     if impute == "mean":
-        fills, notes = impute_means(tables, features, values, weight)
-    refuse_missing(tables, features, values)
+        refuse_empty(tables, features, values)
+    else:
+        refuse_missing(tables, features, values)
     order, names, offsets = group_rows(sites)
+    missing = torch.from_numpy(np.isnan(values[order]))
     data = FederatedData(
-        x=torch.from_numpy(values[order].astype(np.float32)),
+        x=torch.from_numpy(values[order].astype(np.float32)).masked_fill(missing, 0.0),
         y=y[order],
         weight=torch.from_numpy(weight[order].astype(np.float32)),
         offsets=offsets,
@@ -101,10 +99,16 @@ def read_sites(
         outcome=kind,
         classes=classes,
         target=target,
-        notes=notes,
-        fills=fills,
+        missing=missing if impute == "mean" else None,
     )
-    return without_constants(with_single_class_note(data))
+    notes = (
+        *columns_lost(tables.parts, roles, features),
+        *notes_on_columns(features, values, ids=id_column is not None),
+        *notes_on_target(data),
+    )
+    for note in notes:
+        warnings.warn(note, DataWarning, stacklevel=2)
+    return replace(data, notes=notes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,7 +139,7 @@ def read_table(
         target: column with the truth; ignored where the file has no such column.
         classes: names of the classes of the target; empty for a measured target.
         id_column: column that names the row; None for "file:line".
-        fills: value for a missing feature (`FederatedData.fills`); without it none may be missing.
+        fills: value for a missing feature (`Standardiser.fills`); without it none may be missing.
         separator: separator of a text file, where it is not the usual one of the ending.
 
     Raises:
@@ -148,7 +152,7 @@ def read_table(
     absent = [name for name in features if name not in present]
     if absent:
         raise DataError(
-            f"{table.path.name}: {len(absent)} of {len(features)} features are absent:"
+            f"{table.path.name}: {len(absent)} of {counted(len(features), 'feature')} absent:"
             f" {listed(absent)}; {nearest(absent[0], table.frame.columns)}"
         )
     if id_column is not None:
@@ -176,7 +180,7 @@ def _complete_labels(tables: Tables, target: str) -> list[Label]:
     if empty:
         raise DataError(
             f"{tables.where(empty[0])}: the target '{target}' is missing"
-            f" ({len(empty)} of {len(labels)} rows); fill it in or remove the rows"
+            f" ({len(empty)} of {counted(len(labels), 'row')}); fill it in or remove the rows"
         )
     return [label for label in labels if label is not None]
 
@@ -214,7 +218,8 @@ def _weights(tables: Tables, column: str | None) -> np.ndarray:
     bad = np.flatnonzero(~(weight > 0)).tolist()
     if bad:
         raise DataError(
-            f"{tables.where(bad[0])}: the weight '{column}' is {weight[bad[0]]} ({len(bad)} such"
-            " rows); weights must be positive: remove rows that should not count"
+            f"{tables.where(bad[0])}: the weight '{column}' is {weight[bad[0]]}"
+            f" ({counted(len(bad), 'such row')}); weights must be positive: remove rows that should"
+            " not count"
         )
     return weight

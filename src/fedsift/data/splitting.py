@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from fedsift.data.errors import DataError
+from fedsift.data.errors import DataError, counted
 from fedsift.random import key, uniform
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def split(
         steps[-1] = steps[0] + count
         test[members[np.diff(steps) > 0]] = True
     if not test.any():
-        raise DataError(f"{len(groups)} ids cannot be split: no class has two; add rows")
+        raise DataError(f"{counted(len(groups), 'id')} cannot be split: no class has two; add rows")
     in_test = test[group_of_row]
     return data.take(np.flatnonzero(~in_test)), data.take(np.flatnonzero(in_test))
 

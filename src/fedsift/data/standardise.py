@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Literal, cast, get_args
 
 import torch
 
-from fedsift.data.errors import DataError, listed, nearest
+from fedsift.data.errors import DataError, counted, listed, nearest
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from torch import Tensor
 
@@ -20,7 +20,7 @@ __all__ = ["How", "Standardiser"]
 
 How = Literal["feature", "array", "none"]
 
-_VERSION: Final = 1
+_VERSION: Final = 2
 _NEGLIGIBLE: Final = 1e-7
 
 
@@ -36,6 +36,9 @@ class Standardiser:
       gene expression does. The features must be those of the fit.
     * "none": x stays as it is.
 
+    A missing value is filled first, with the weighted mean of the feature over the training rows
+    that have it: each site gives two sums, of its weights and of its weighted values.
+
     A measured target becomes ``(y - target_mean) / target_scale`` in all three.
 
     Attributes:
@@ -45,6 +48,7 @@ class Standardiser:
         scale: float64 [...], the shape of a row.
         target_mean: in units of the target; 0 for classes.
         target_scale: in units of the target; 1 for classes.
+        fills: value for a missing cell of each feature; empty where none may be missing.
 
     Source: S. Dudoit, J. Fridlyand & T. P. Speed, JASA 97:77 (2002), section 3 for "array".
 
@@ -56,6 +60,7 @@ class Standardiser:
     scale: Tensor
     target_mean: float = 0.0
     target_scale: float = 1.0
+    fills: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
     def fit(cls, train: FederatedData, how: How = "feature") -> Standardiser:
@@ -67,7 +72,8 @@ class Standardiser:
         """
         if how not in get_args(How):
             raise DataError(f"standardisation '{how}' is unknown; choose {listed(get_args(How))}")
-        x = train.x.double()
+        fills = _fills(train)
+        x = _filled(_with_holes(train), train.features, fills).double()
         if how == "array":
             x = _rows_standardised(x)
         mean = torch.zeros(x.shape[1:], dtype=torch.float64)
@@ -76,36 +82,38 @@ class Standardiser:
             mean, deviation = _moments(x, train)
             scale = deviation if how == "feature" else scale
         if train.outcome != "regression":
-            return cls(how, train.features, mean, scale)
+            return cls(how, train.features, mean, scale, fills=fills)
         target_mean, target_scale = _moments(train.y.double(), train)
         if target_scale == 0:
             raise DataError(
                 f"the target '{train.target}' has one value in all training rows; use another split"
                 " or target"
             )
-        return cls(how, train.features, mean, scale, target_mean.item(), target_scale.item())
+        return cls(how, train.features, mean, scale, target_mean.item(), target_scale.item(), fills)
 
     def apply(self, data: FederatedData) -> FederatedData:
-        """Return the data in standard units, with the features of the fit in their order.
+        """Return the data in standard units, filled, with the features of the fit in their order.
 
         Raises:
-            DataError: a feature of the fit is absent, or a row is constant (for "array").
+            DataError: a feature of the fit is absent, a row is constant (for "array"), or a value
+                is missing and the training rows could have none missing.
 
         """
-        x = self.transform(data.x, data.features)
+        x = self.transform(_with_holes(data), data.features)
         y = data.y
         if data.outcome == "regression":
             y = ((y.double() - self.target_mean) / self.target_scale).float()
         texts = {
             name: data.descriptions[name] for name in self.features if name in data.descriptions
         }
-        return replace(data, x=x, y=y, features=self.features or data.features, descriptions=texts)
+        names = self.features or data.features
+        return replace(data, x=x, y=y, features=names, descriptions=texts, missing=None)
 
     def transform(self, x: Tensor, features: Sequence[str] = ()) -> Tensor:
         """Return rows in standard units.
 
         Args:
-            x: [N, ...] in the units of the training data.
+            x: [N, ...] in the units of the training data, NaN where a value is missing.
             features: names of the columns of x, in any order, others among them or not; empty for
                 rows of exactly the shape of the fit.
 
@@ -113,10 +121,11 @@ class Standardiser:
             float32 [N, ...] with the features of the fit in their order.
 
         Raises:
-            DataError: a feature of the fit is absent, the shape differs, or a row is constant.
+            DataError: a feature of the fit is absent, the shape differs, a row is constant, or a
+                value is missing and there are no `fills`.
 
         """
-        x = self._ordered(x, features)
+        x = _filled(self._ordered(x, features), self.features, self.fills)
         if self.how == "none":
             return x.float()
         values = x.double()
@@ -141,6 +150,7 @@ class Standardiser:
             "scale": self.scale.tolist(),
             "target_mean": self.target_mean,
             "target_scale": self.target_scale,
+            "fills": dict(self.fills),
         }
 
     @classmethod
@@ -163,6 +173,7 @@ class Standardiser:
             scale=torch.tensor(stored["scale"], dtype=torch.float64),
             target_mean=float(stored["target_mean"]),
             target_scale=float(stored["target_scale"]),
+            fills=stored["fills"],
         )
 
     def _ordered(self, x: Tensor, features: Sequence[str]) -> Tensor:
@@ -171,7 +182,7 @@ class Standardiser:
             absent = [name for name in self.features if name not in place]
             if absent:
                 raise DataError(
-                    f"{len(absent)} of {len(self.features)} features are absent:"
+                    f"{len(absent)} of {counted(len(self.features), 'feature')} absent:"
                     f" {listed(absent)}; {nearest(absent[0], list(features))}"
                 )
             x = x[:, [place[name] for name in self.features]]
@@ -181,6 +192,39 @@ class Standardiser:
                 f" {tuple(self.mean.shape)}; give the same features"
             )
         return x
+
+
+def _with_holes(data: FederatedData) -> Tensor:
+    return data.x if data.missing is None else data.x.masked_fill(data.missing, torch.nan)
+
+
+def _filled(x: Tensor, features: Sequence[str], fills: Mapping[str, float]) -> Tensor:
+    holes = x.isnan()
+    if not holes.any():
+        return x
+    if not fills:
+        raise DataError(
+            f"{int(holes.sum())} of {counted(x.numel(), 'value')} missing, and the training rows"
+            " told no means to fill them with: read the site files with impute='mean'"
+        )
+    return torch.where(holes, torch.tensor([fills[name] for name in features]).to(x), x)
+
+
+def _fills(train: FederatedData) -> dict[str, float]:
+    """Return the weighted mean of each feature's present values, in the precision of the rows.
+
+    A feature without one takes the mean of all: only for "array" does it matter, and there the
+    features share a unit.
+    """
+    if train.missing is None:
+        return {}
+    weight = train.weight.double()[:, None] * ~train.missing
+    values = weight * train.x
+    mass, total = (
+        torch.stack([w[p].sum(0) for p in train.slices]).sum(0) for w in (weight, values)
+    )
+    means = torch.where(mass > 0, total / mass, total.sum() / mass.sum())
+    return dict(zip(train.features, means.float().tolist(), strict=True))
 
 
 def _moments(values: Tensor, data: FederatedData) -> tuple[Tensor, Tensor]:
@@ -208,7 +252,8 @@ def _rows_standardised(x: Tensor) -> Tensor:
     constant = (deviation <= _NEGLIGIBLE * mean.abs()).flatten().nonzero().flatten().tolist()
     if constant:
         raise DataError(
-            f"row {constant[0] + 1} has the same value in every feature ({len(constant)} such"
-            " rows), so it cannot be standardised as an array; remove it or standardise by feature"
+            f"row {constant[0] + 1} has the same value in every feature"
+            f" ({counted(len(constant), 'such row')}), so it cannot be standardised as an array;"
+            " remove it or standardise by feature"
         )
     return ((flat - mean) / deviation).reshape(x.shape)

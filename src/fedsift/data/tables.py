@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from fedsift.data.errors import DataError, nearest
+from fedsift.data.errors import DataError, counted, nearest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -76,8 +76,8 @@ class Table:
             row, column = infinite[0].tolist()
             raise DataError(
                 f"{self.where(row)}, column '{columns[column]}': the value {values[row, column]} is"
-                f" infinite in single precision ({len(infinite)} such values); correct it, or leave"
-                " the cell empty if it is missing"
+                f" infinite in single precision ({counted(len(infinite), 'such value')}); correct"
+                " it, or leave the cell empty if it is missing"
             )
         return values
 
@@ -93,7 +93,7 @@ class Table:
         if empty:
             raise DataError(
                 f"{self.where(empty[0])}: the {role} '{column}' is missing ({len(empty)} of"
-                f" {len(values)} rows); fill it in or remove the rows"
+                f" {counted(len(values), 'row')}); fill it in or remove the rows"
             )
         return [value for value in values if value is not None]
 
@@ -122,10 +122,17 @@ class Table:
             if rows:
                 value = column[rows[0]]
                 hint = " (write a decimal point)" if _DECIMAL_COMMA.fullmatch(value) else ""
+                # A column of numbers but for some cells is a feature, not an id.
+                feature = hint or parsed.get_column(name).count() > len(rows)
+                action = (
+                    "Write numbers there, or leave empty what is missing"
+                    if feature
+                    else f"Correct them, or leave the column out with drop=['{name}']"
+                )
                 raise DataError(
                     f"{self.where(rows[0])}, column '{name}': '{value}' is not a number{hint};"
-                    f" {len(rows)} of {len(column)} values are not. Correct them, or leave the"
-                    f" column out with drop=['{name}']"
+                    f" {len(rows)} of {counted(len(column), 'value')}"
+                    f" {'is' if len(rows) == 1 else 'are'} not. {action}"
                 )
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fedsift.data.errors import DataError, listed
+from fedsift.data.errors import DataError, counted, listed
 
 if TYPE_CHECKING:
     from fedsift.data.federated import FederatedData
@@ -23,6 +23,7 @@ def check(data: FederatedData) -> None:
 
     """
     _check_rows(data)
+    _check_missing(data)
     _check_names(data)
     _check_target(data)
 
@@ -32,18 +33,31 @@ def _check_rows(data: FederatedData) -> None:
     lengths = {"y": len(data.y), "weight": len(data.weight), "rows": len(data.rows)}
     for name, length in lengths.items():
         if length != count:
-            raise DataError(f"{name} has {length} entries for {count} rows of x; give one a row")
+            raise DataError(
+                f"{name} has length {length} for {counted(count, 'row')} of x; give one a row"
+            )
     ends = list(data.offsets)
     if len(ends) != len(data.sites) + 1 or ends[0] != 0 or ends[-1] != count or min(data.sizes) < 1:
         raise DataError(
             f"offsets must rise from 0 to {count} with a row at least for each of"
-            f" {len(data.sites)} sites"
+            f" {counted(len(data.sites), 'site')}"
         )
     if data.x.dtype != torch.float32 or not bool(torch.isfinite(data.x).all()):
         raise DataError("x must be float32 and finite; remove or fill missing and infinite values")
     if not bool((torch.isfinite(data.weight) & (data.weight > 0)).all()):
         raise DataError(
             "sample weights must be positive and finite; leave out rows that should not count"
+        )
+
+
+def _check_missing(data: FederatedData) -> None:
+    if data.missing is None:
+        return
+    fits = data.missing.dtype == torch.bool and data.missing.shape == data.x.shape
+    if not fits or not data.features or bool(data.x[data.missing].any()):
+        raise DataError(
+            "missing must be a boolean tensor of the shape of x, with 0 in x where it is True, and"
+            " the features need names"
         )
 
 
@@ -54,7 +68,8 @@ def _check_names(data: FederatedData) -> None:
             raise DataError(f"{kind} names must differ; repeated: {listed(repeated)}")
     if data.features and tuple(data.x.shape[1:]) != (len(data.features),):
         raise DataError(
-            f"{len(data.features)} feature names for rows of shape {tuple(data.x.shape[1:])}"
+            f"{counted(len(data.features), 'feature name')} for rows of shape"
+            f" {tuple(data.x.shape[1:])}"
         )
 
 
@@ -75,5 +90,6 @@ def _check_target(data: FederatedData) -> None:
         )
     if not valid:
         raise DataError(
-            f"y does not fit the outcome '{data.outcome}' with {len(data.classes)} classes"
+            f"y does not fit the outcome '{data.outcome}' with"
+            f" {counted(len(data.classes), 'class')}"
         )

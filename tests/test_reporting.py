@@ -32,7 +32,8 @@ def test_the_report_names_the_genes_and_the_scores(run):
         assert feature.description[:20] in text
     assert f"{run.results['test_accuracy']['mean']:.0%}" in text
     assert "always guessing ALL" in text
-    assert "71%" in text
+    # 6 of the 8 held-out patients of every split are ALL, though 27 of all 38 are.
+    assert "75%" in text
     assert max(map(len, text.splitlines())) <= 100
 
 

@@ -108,7 +108,11 @@ def test_overlapping_splits_widen_the_interval() -> None:
 
 
 def test_one_value_has_no_spread() -> None:
-    assert t_interval([0.7]).to_json() == {"mean": 0.7, "low": 0.7, "high": 0.7, "n": 1}
+    """Not an interval of no width, which would look like certainty."""
+    interval = t_interval([0.7])
+    assert interval.mean == 0.7
+    assert math.isnan(interval.low)
+    assert math.isnan(interval.high)
 
 
 def test_the_interval_covers_as_often_as_it_says() -> None:

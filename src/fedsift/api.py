@@ -13,7 +13,7 @@ from fedsift.reporting import write_report
 from fedsift.run_folder import prepare, read_facts
 from fedsift.runs import Run
 from fedsift.sparsity import Schedule
-from fedsift.studies import Progress, Settings, search_algorithm
+from fedsift.studies import Progress, Settings, check_request
 from fedsift.workflows import BESIDE, run_compare, run_fit, split_cases
 
 
@@ -130,7 +130,7 @@ def compare(
     for name in methods:
         find_method(name)
     settings = Settings(
-        method=methods[0],
+        method=next(iter(methods), "eflops"),
         features=features,
         density=density,
         seeds=seeds,
@@ -157,9 +157,7 @@ def _folder(
     resume: bool,
 ) -> Path | None:
     """Check the request against the data, then make the folder or accept one to go on with."""
-    density = settings.kept(data.n_features) / data.n_features
-    for name in methods:
-        search_algorithm(settings, find_method(name), density)
+    check_request(settings, methods, data)
     if out is None:
         return None
     path = Path(out)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from fedsift.data import FederatedData
 from fedsift.selection import (
     Interval,
     inclusion_probability,
@@ -44,7 +45,7 @@ def method_figures(fits: Sequence[Fit], cases: Sequence[Case], seeds: int) -> di
         if c.test is not None or c.truth is not None
     ]
     results = scores([f for f, _ in scored], [c for _, c in scored])
-    for name in ("bytes_up", "bytes_down", "bytes_dense"):
+    for name in ("bytes_up", "bytes_down", "bytes_dense", "bytes_formula"):
         results[name] = sum(getattr(f, name) for f in fits)
     results["bytes_per_seed"] = (results["bytes_up"] + results["bytes_down"]) // seeds
     tested = same_data(fits, cases)
@@ -53,6 +54,14 @@ def method_figures(fits: Sequence[Fit], cases: Sequence[Case], seeds: int) -> di
         for f in feature_table(fits[-1], cases[-1], tested)
     ]
     return results | stability(fits[-1], tested)
+
+
+def only_scores(figures: dict[str, Any]) -> dict[str, Any]:
+    """Return the scores of a method that stands beside the reported one.
+
+    Its features are those of one split, and its bytes are no messages: neither would be understood.
+    """
+    return {k: v for k, v in figures.items() if k.startswith(("test_", "single_seed_"))}
 
 
 def scores(fits: Sequence[Fit], cases: Sequence[Case]) -> dict[str, Any]:
@@ -71,6 +80,17 @@ def scores(fits: Sequence[Fit], cases: Sequence[Case]) -> dict[str, Any]:
         single = [float(f.scores[measure][: f.n_lanes].mean()) for f, *_ in tested]
         figures[f"test_{measure}"] = t_interval(ensemble, overlap).to_json()
         figures[f"single_seed_{measure}"] = t_interval(single, overlap).to_json()
+        if measure == "accuracy":
+            guesses = [guessing(train, test) for _, train, test, _ in tested]
+            figures["guessing_accuracy"] = sum(guesses) / len(guesses)
+        if len(tested[0][0].support) > 1:
+            by_site: dict[str, list[float]] = {}
+            for f, rows, _, _ in tested:  # a site of few rows may be all test rows in a split
+                for site, score in zip(rows.sites, f.scores[measure][f.n_lanes :], strict=True):
+                    by_site.setdefault(site, []).append(float(score))
+            figures[f"test_{measure}_by_site"] = {
+                site: t_interval(values, overlap).to_json() for site, values in by_site.items()
+            }
     known = [recovery(f, c) for f, c in zip(fits, cases, strict=True) if c.truth is not None]
     if known:
         figures["support_recovery"] = t_interval([single for single, _ in known]).to_json()
@@ -78,6 +98,12 @@ def scores(fits: Sequence[Fit], cases: Sequence[Case]) -> dict[str, Any]:
             [together for _, together in known]
         ).to_json()
     return figures
+
+
+def guessing(train: FederatedData, test: FederatedData) -> float:
+    """Return the accuracy on test rows of always saying the training rows' heaviest class."""
+    heaviest = torch.bincount(train.y, train.weight, minlength=len(train.classes)).argmax()
+    return float(((test.y == heaviest) * test.weight).sum() / test.weight.sum())
 
 
 def recovery(fit: Fit, case: Case) -> tuple[float, float]:

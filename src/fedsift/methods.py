@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
@@ -11,6 +12,21 @@ from fedsift.channels import Channel, Lossless, TopM
 
 Messages = Literal["auto", "dense", "feedback", "paper"]
 Rows = Literal["federated", "pooled", "alone"]
+
+
+def dense_formula(gates: int, kept: int) -> int:  # noqa: ARG001
+    """4 |θ|: every weight."""
+    return 4 * gates
+
+
+def gated_formula(gates: int, kept: int) -> int:  # noqa: ARG001
+    """8 ρ|θ|: weight and gate of what is kept."""
+    return 8 * kept
+
+
+def sparse_formula(gates: int, kept: int) -> int:  # noqa: ARG001
+    """4 ρ|θ|: the weights that are kept."""
+    return 4 * kept
 
 
 @dataclass(frozen=True)
@@ -24,6 +40,7 @@ class Method:
         summary: one line for people.
         options: fixed hyperparameters.
         feedback: whether error feedback is the default channel.
+        formula: bytes of an upload by the paper's count, from (gates G, kept m): no index, one way.
     """
 
     algorithm: type[LocalTraining]
@@ -31,6 +48,7 @@ class Method:
     summary: str
     options: dict[str, Any] = field(default_factory=dict)
     feedback: bool = False
+    formula: Callable[[int, int], int] = dense_formula
 
     def build(self, messages: Messages = "auto", **knobs: Any) -> LocalTraining:
         """Return the algorithm with these hyperparameters; those it does not have are left out.
@@ -57,13 +75,26 @@ class Method:
 
 
 METHODS: dict[str, Method] = {
-    "eflops": Method(EFLoPS, "federated", "gates, density constraint and entropy", feedback=True),
+    "eflops": Method(
+        EFLoPS,
+        "federated",
+        "gates, density constraint and entropy",
+        feedback=True,
+        formula=gated_formula,
+    ),
     "flops": Method(
-        EFLoPS, "federated", "E-FLoPS without entropy", {"entropy": 0.0}, feedback=True
+        EFLoPS,
+        "federated",
+        "E-FLoPS without entropy",
+        {"entropy": 0.0},
+        feedback=True,
+        formula=gated_formula,
     ),
     "fedavg": Method(FedAvg, "federated", "dense averaging, then the largest weights"),
     "fedht": Method(FedHT, "federated", "averaging with a hard threshold on the server"),
-    "fediterht": Method(FedIterHT, "federated", "hard threshold after every local step"),
+    "fediterht": Method(
+        FedIterHT, "federated", "hard threshold after every local step", formula=sparse_formula
+    ),
     "central": Method(EFLoPS, "pooled", "E-FLoPS on all rows in one place: the bound"),
     "local": Method(EFLoPS, "alone", "E-FLoPS at each site alone"),
 }

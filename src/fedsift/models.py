@@ -91,12 +91,13 @@ def from_module(module: nn.Module, *, gate: GateUnit = "scalar") -> Model:
 
     Weights (two axes or more) are gated: one gate a scalar, or with ``gate="channel"`` one a row of
     the first axis (an output channel or neuron). Biases have none. Starting values are drawn from
-    the key, uniform in ±√(6/fan-in) (He et al., 2015, for ReLU); parameters of one axis start as
-    given.
+    the key, uniform in ±√(6/fan-in) (He et al., 2015, for ReLU); biases start at zero, other
+    parameters of one axis as given. Parameters with ``requires_grad=False`` stay as they are.
 
     Raises:
-        ValueError: a layer holds running statistics (BatchNorm), which sites cannot share, or draws
-            random numbers of its own (any dropout but `torch.nn.Dropout`), which no rerun repeats.
+        ValueError: there is nothing to train, a layer holds running statistics (BatchNorm), which
+            sites cannot share, or draws random numbers of its own (any dropout but
+            `torch.nn.Dropout`), which no rerun repeats.
     """
     for name, child in module.named_modules():
         if getattr(child, "track_running_stats", False):
@@ -112,7 +113,14 @@ def from_module(module: nn.Module, *, gate: GateUnit = "scalar") -> Model:
             )
             raise ValueError(msg)  # noqa: TRY004  the module is of the right type, its content is not
     module = _with_keyed_dropout(module)
-    start = {k: v.detach().clone() for k, v in module.named_parameters()}
+    start = {
+        k: torch.zeros_like(v) if k.rpartition(".")[2].startswith("bias") else v.detach().clone()
+        for k, v in module.named_parameters()
+        if v.requires_grad
+    }
+    if not start:
+        msg = f"{type(module).__name__} has no parameter to train (requires_grad)"
+        raise ValueError(msg)
     dtype = next(iter(start.values())).dtype
     key_buffers = [
         f"{k}.key".removeprefix(".")

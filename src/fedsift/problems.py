@@ -62,6 +62,7 @@ class Problem:
         predict: (params, x [n, ...]) → model output [n, K].
         null_loss: the loss of a model that knows nothing, the unit of steps that must not depend on
             the units of the loss.
+        outcome: the kind of target it is for, None for problems without one.
         batched: False for models that must be evaluated one at a time, not by `torch.func.vmap`.
     """
 
@@ -75,6 +76,7 @@ class Problem:
     decomposable: bool = True
     predict: Callable[[Tree, Tensor], Tensor] | None = None
     null_loss: float = 1.0
+    outcome: str | None = None
     batched: bool = True
 
     def with_ridge(self, strength: float) -> Problem:
@@ -102,22 +104,36 @@ def supervised(model: Model, outcome: Outcome) -> Problem:
     """Return the problem of fitting ``model`` to rows with a target.
 
     F(θ) = ∇ Σᵢ wᵢ ℓ(model(θ, xᵢ), yᵢ) / Σᵢ wᵢ.
+
+    Raises:
+        ValueError: (when it is used) the model's output is not what the outcome needs.
     """
     pullback = model.pullback
 
+    def apply(params: Tree, x: Tensor, key: Tensor | None) -> Tensor:
+        output = model.apply(params, x, key)
+        if output.ndim != 2 or (output.shape[-1] > 1) != (outcome.name == "multiclass"):
+            needed = "[rows, classes]" if outcome.name == "multiclass" else "[rows, 1]"
+            msg = (
+                f"the model gives an output of shape {list(output.shape)}, "
+                f"a {outcome.name} target needs {needed}"
+            )
+            raise ValueError(msg)
+        return output
+
     def mean_loss(params: Tree, batch: Batch) -> Tensor:
-        output = model.apply(params, batch.x, batch.key)
+        output = apply(params, batch.x, batch.key)
         return weighted_mean(outcome.loss(output, batch.y), batch.weight)
 
     def slopes(params: Tree, batch: Batch) -> Tree:
         assert pullback is not None  # noqa: S101  used only where the model has one
-        output = model.apply(params, batch.x, batch.key)
+        output = apply(params, batch.x, batch.key)
         share = batch.weight / batch.weight.sum().clamp(min=1e-12)
         cotangent = share.unsqueeze(-1) * outcome.slope(output, batch.y)
         return pullback(params, batch.x, cotangent)
 
     def evaluate(params: Tree, batch: Batch) -> dict[str, tuple[Tensor, Tensor]]:
-        output = model.apply(params, batch.x, None)
+        output = apply(params, batch.x, None)
         rows = outcome.measures(output, batch.y)
         return {k: ((v * batch.weight).sum(), batch.weight.sum()) for k, v in rows.items()}
 
@@ -127,8 +143,9 @@ def supervised(model: Model, outcome: Outcome) -> Problem:
         evaluate=evaluate,
         summarise=outcome.summarise,
         gates=model.gates,
-        predict=lambda params, x: model.apply(params, x, None),
+        predict=lambda params, x: apply(params, x, None),
         null_loss=outcome.null_loss,
+        outcome=outcome.name,
     )
 
 

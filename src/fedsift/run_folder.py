@@ -132,7 +132,7 @@ def dump_fit(fit: Fit) -> bytes:
         "support": fit.support,
     }
     tensors |= trees.join(params=fit.params, scores=fit.scores)
-    names = ("bytes_up", "bytes_down", "bytes_dense", "compiled", "history")
+    names = ("bytes_up", "bytes_down", "bytes_dense", "bytes_formula", "compiled", "history")
     facts = {name: getattr(fit, name) for name in names}
     contiguous = {k: v.contiguous().clone() for k, v in tensors.items()}
     return save(contiguous, {"fit": json.dumps({"version": VERSION, **facts})})

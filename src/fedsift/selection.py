@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class Interval(NamedTuple):
-    """A mean with the ends of its 95 % interval, and the number of values."""
+    """A mean with the ends of its 95 % interval (NaN for one value), and the number of values."""
 
     mean: float
     low: float
@@ -36,7 +36,7 @@ def t_interval(values: Tensor | list[float], overlap: float = 0.0) -> Interval:
     numbers = torch.as_tensor(values, dtype=torch.float64)
     count, centre = len(numbers), float(numbers.mean())
     if count < 2:
-        return Interval(centre, centre, centre, count)
+        return Interval(centre, math.nan, math.nan, count)
     error = math.sqrt(float(numbers.var()) * (1.0 / count + overlap))
     half = float(stats.t.ppf(0.975, count - 1)) * error
     return Interval(centre, centre - half, centre + half, count)

@@ -7,7 +7,7 @@ and the test rows are scored once.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, NamedTuple
@@ -50,16 +50,16 @@ class Settings(BaseModel):
     splits: int = Field(10, ge=0)
     test_fraction: float = Field(0.2, gt=0, lt=1)
     rounds: int | None = Field(None, ge=1)
-    participation: float = Field(1.0, gt=0)
+    participation: float = Field(1.0, gt=0, allow_inf_nan=False)
     weights: Literal["samples", "uniform"] = "samples"
     messages: Messages = "auto"
     standardise: How = "feature"
     schedule: Schedule | None = None
-    learning_rate: float | None = Field(None, gt=0)
+    learning_rate: float | None = Field(None, gt=0, allow_inf_nan=False)
     local_steps: int | None = Field(None, ge=1)
     batch_size: int | None = Field(None, ge=1)
     tuning_rounds: int = Field(100, ge=1)
-    ridge: float = Field(1.0, ge=0)
+    ridge: float = Field(1.0, ge=0, allow_inf_nan=False)
     early_stop: int | None = Field(None, ge=1)
     gate: Literal["feature", "scalar"] = "feature"
     engine: Literal["vectorized", "loop"] = "vectorized"
@@ -102,6 +102,31 @@ class Settings(BaseModel):
         return count
 
 
+def check_request(settings: Settings, methods: Sequence[str], data: FederatedData) -> None:
+    """Refuse what cannot be done with the data, before anything is written.
+
+    Raises:
+        ValueError: the text names the setting, its value and the next action.
+    """
+    if not methods:
+        msg = "no method is named; give one or several of fedsift's methods"
+        raise ValueError(msg)
+    if settings.participation > max(1, data.n_sites):
+        msg = (
+            f"participation is {settings.participation:.0f} sites a round, the data have "
+            f"{data.n_sites}; give at most {data.n_sites}, or a fraction up to 1"
+        )
+        raise ValueError(msg)
+    density = settings.kept(data.n_features) / data.n_features
+    algorithms = [search_algorithm(settings, find_method(name), density) for name in methods]
+    if settings.schedule == "cubic" and not any(hasattr(a, "schedule") for a in algorithms):
+        msg = (
+            f"{methods[0]} has no density schedule, for it is dense while it trains; "
+            "with a schedule it is fedht: use --method fedht"
+        )
+        raise ValueError(msg)
+
+
 class Case(NamedTuple):
     """One fit: training rows, test rows if any, and the true support if known."""
 
@@ -122,6 +147,7 @@ class Fit:
         scores: test figures of every lane and ensemble, [L + E], if there are test rows.
         bytes_up, bytes_down, bytes_dense: of all seeds, refit included; dense: if every number of
             the model travelled both ways.
+        bytes_formula: of the search's uploads by the paper's count (`Method.formula`).
         compiled: whether the search was fused by `torch.compile`.
         history: records of the search and the refit.
     """
@@ -135,6 +161,7 @@ class Fit:
     bytes_up: int
     bytes_down: int
     bytes_dense: int
+    bytes_formula: int
     compiled: bool
     history: list[dict[str, Any]]
 
@@ -221,6 +248,7 @@ def fit_case(
         bytes_up=up,
         bytes_down=down,
         bytes_dense=_dense_bytes(search) + _dense_bytes(tuned),
+        bytes_formula=_visits(search) * method.formula(problem.gates.size, kept),
         compiled=search.compiled,
         history=[{"stage": "search", **r} for r in search.history]
         + [{"stage": "refit", **r} for r in tuned.history],
@@ -328,6 +356,7 @@ def _refit(
         seeds=list(range(len(support))),
         start=torch.func.vmap(lambda p, m: algorithm.start(problem, p, m))(small, mask),
         eligible=eligible,
+        weights=settings.weights,
         engine=settings.engine,
         evaluate_every=settings.evaluate_every,
         early_stop=stop,
@@ -350,5 +379,9 @@ def _tell(progress: Progress | None, stage: str) -> Callback | None:
 def _dense_bytes(run: Training) -> int:
     """Return the bytes if the whole of what a run trains had travelled both ways in every round."""
     numbers = sum(leaf.numel() for leaf in run.job.problem.init(run.job.run_keys[0]).values())
-    visits = sum(sum(record["sites"].values()) for record in run.history)
-    return 2 * 4 * numbers * visits
+    return 2 * 4 * numbers * _visits(run)
+
+
+def _visits(run: Training) -> int:
+    """Return how often a site worked for a seed."""
+    return sum(sum(record["sites"].values()) for record in run.history)

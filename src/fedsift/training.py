@@ -137,9 +137,8 @@ def train(
     """
     channel = channel or channels.Lossless()
     check_pair(algorithm, channel)
-    if not participation > 0 or (not isinstance(participation, int) and participation > 1):
-        msg = f"participation is {participation}; give a fraction in (0, 1] or a number of sites"
-        raise ValueError(msg)
+    rounds = algorithm.rounds if rounds is None else rounds
+    _check_numbers(problem, data, seeds, rounds, participation, weights, evaluate_every)
     job = Job(
         problem,
         data,
@@ -159,7 +158,6 @@ def train(
         run.best = Best(never, run.carried.server, torch.zeros((), dtype=torch.int64))
     if checkpoint is not None and checkpoint.path.exists():
         load_training(checkpoint.path, run)
-    rounds = rounds or algorithm.rounds
     if compiled is None:
         compiled = compile_pays(job, job.participants(0, participation), repeats * rounds)
     reason = cannot_batch(job, run.carried) if engine == "vectorized" else None
@@ -170,6 +168,33 @@ def train(
     loop = _Loop(run, rounds, participation, evaluate_every, callback, checkpoint, early_stop)
     loop.proceed(make_engine(engine, compiled=run.compiled))
     return run
+
+
+def _check_numbers(
+    problem: Problem,
+    data: FederatedData,
+    seeds: Sequence[int],
+    rounds: int,
+    participation: float,
+    weights: str,
+    evaluate_every: int,
+) -> None:
+    fraction = not isinstance(participation, int)
+    most = 1 if fraction else data.n_sites
+    wrong = {
+        f"seeds is {list(seeds)}; give one whole number or more": not len(seeds),
+        f"rounds is {rounds}; give 1 or more": rounds < 1,
+        f"evaluate_every is {evaluate_every}; give 1 or more": evaluate_every < 1,
+        f"weights is {weights!r}; give 'samples' or 'uniform'": weights
+        not in {"samples", "uniform"},
+        f"participation is {participation}; give a fraction in (0, 1], or a whole number of the "
+        f"{data.n_sites} sites": not 0 < participation <= most,
+        f"the problem is for a {problem.outcome} target, {data.target!r} is {data.outcome}; give "
+        f"the problem the outcome of the data": problem.outcome not in {None, data.outcome},
+    }
+    for message, is_wrong in wrong.items():
+        if is_wrong:
+            raise ValueError(message)
 
 
 def check_pair(algorithm: Algorithm, channel: Channel) -> None:

@@ -16,7 +16,8 @@ import torch
 from fedsift._version import __version__
 from fedsift.checkpoints import StageCheckpoint, write_atomic
 from fedsift.data import FederatedData, Standardiser, split
-from fedsift.findings import candidates, feature_table, method_figures, same_data
+from fedsift.findings import candidates, feature_table, method_figures, only_scores, same_data
+from fedsift.methods import find_method
 from fedsift.run_folder import VERSION, RunError, dump_fit, load_fit, read_facts, write_facts
 from fedsift.runs import Run, write_run
 from fedsift.studies import Case, Fit, Progress, Settings, fit_case
@@ -103,7 +104,14 @@ def run_fit(
 
     Raises:
         RunError: the folder was started with other data.
+        ValueError: the method is ``local``, which gives no one model to report.
     """
+    if find_method(settings.method).rows == "alone":
+        msg = (
+            f"{settings.method} fits a model at each site and no common one; fit another method, "
+            "which shows it beside, or use compare"
+        )
+        raise ValueError(msg)
     began = time.perf_counter()
     facts = _start(path, cases, settings, source, "fit")
     study = Study(cases, settings, path, progress)
@@ -114,7 +122,8 @@ def run_fit(
         few = settings.model_copy(update={"seeds": min(settings.seeds, BESIDE_SEEDS)})
         aside = Study(cases, few, path, progress)
         results["beside"] = {
-            name: {"seeds": few.seeds} | method_results(aside, name, tested)[0] for name in others
+            name: {"seeds": few.seeds} | only_scores(method_results(aside, name, tested)[0])
+            for name in others
         }
     facts["plan"] |= {"compiled": fits[-1].compiled}
     facts["candidates"] = candidates(fits[-1], cases[-1])
@@ -210,7 +219,6 @@ def first_facts(
             "class_counts": _class_counts(data),
             "target": data.target,
             "notes": list(data.notes),
-            "fills": dict(data.fills),
         },
         "versions": {
             "fedsift": __version__,

@@ -124,6 +124,16 @@ class LocalTraining(Algorithm):
 
     FIRST_REFRESH: ClassVar[int] = 10
 
+    def __post_init__(self) -> None:
+        """Refuse hyperparameters out of range."""
+        density = getattr(self, "density", 1.0)
+        if not 0.0 < density <= 1.0:
+            msg = f"density is {density}; give the share of parameters to keep, above 0 and up to 1"
+            raise ValueError(msg)
+        if self.local_steps < 1 or self.rounds < 1:
+            msg = f"rounds is {self.rounds}, local_steps {self.local_steps}; give 1 or more"
+            raise ValueError(msg)
+
     def exchanges_at(self, round_number: int) -> tuple[str, ...]:
         periods = round_number // self.FIRST_REFRESH
         due = round_number % self.FIRST_REFRESH == 0 and periods & (periods - 1) == 0

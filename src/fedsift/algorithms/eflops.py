@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -64,7 +64,8 @@ class EFLoPS(LocalTraining):
     Attributes:
         density: ρ, the share of gates to keep, m = ⌊ρG⌋.
         gate_rate: η_φ · ℓ0/m. None: 10 where one layer of gates meets the loss directly (linear
-            models), 3 in deeper ones.
+            models), 3 in deeper ones. With Adam: η_φ itself; None: .1.
+        gate_optimiser: of the gates' steps; Adam's moments begin anew in every round.
         entropy: T · m/ℓ0.
         entropy_decay: T falls linearly to 0 over the run.
         multiplier_pace: η_λ · m G (rounds H)² / ℓ0.
@@ -75,6 +76,7 @@ class EFLoPS(LocalTraining):
 
     density: float
     gate_rate: float | None = None
+    gate_optimiser: Literal["sgd", "adam"] = "sgd"
     entropy: float = 0.03
     entropy_decay: bool = False
     multiplier_pace: float = 160.0
@@ -114,6 +116,8 @@ class EFLoPS(LocalTraining):
 
     def gate_step(self, problem: Problem) -> float:
         """η_φ."""
+        if self.gate_optimiser == "adam":
+            return 0.1 if self.gate_rate is None else self.gate_rate
         layers = len({view.start for view in problem.gates.views.values()})
         rate = self.gate_rate if self.gate_rate is not None else (10.0 if layers == 1 else 3.0)
         return rate / self.unit(problem)
@@ -191,6 +195,7 @@ class EFLoPS(LocalTraining):
         """Take the local steps from (θ̃, φ) and the shared λ; return all three."""
         multiplier = shared["multiplier"]
         gate_step, dual_step = self.gate_step(problem), self.dual_step(problem)
+        moments = (torch.zeros_like(phi), torch.zeros_like(phi))
         for local in range(self.local_steps):
             d_theta, d_phi = self.loss_slopes(
                 problem, theta, phi, data, local, random.fold(key, local)
@@ -202,6 +207,8 @@ class EFLoPS(LocalTraining):
                 + multiplier * active * (1.0 - active)
                 + shared["temperature"] * self.entropy_slope(phi)
             )
+            if self.gate_optimiser == "adam":
+                d_phi, moments = adam_direction(d_phi, moments, local + 1)
             theta = trees.add_scaled(theta, -step, d_theta)
             phi = (phi - gate_step * d_phi).clamp(-PHI_MAX, PHI_MAX)
             raised = (multiplier + dual_step * violation).clamp(min=0.0)
@@ -250,3 +257,13 @@ class EFLoPS(LocalTraining):
         kept = self.kept(problem)
         mask = problem.gates.keep(problem.gates.magnitude(params), kept, kept)
         return problem.gates.multiply(params, mask)
+
+
+def adam_direction(
+    slope: Tensor, moments: tuple[Tensor, Tensor], step: int
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """Return m̂ / (√v̂ + ε) and the moments (Kingma & Ba, 2015; decays .9 and .999)."""
+    first = 0.9 * moments[0] + 0.1 * slope
+    second = 0.999 * moments[1] + 0.001 * slope**2
+    scaled = first / (1.0 - 0.9**step)
+    return scaled / ((second / (1.0 - 0.999**step)).sqrt() + 1e-8), (first, second)

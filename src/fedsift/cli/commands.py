@@ -232,7 +232,7 @@ def _study(request: Request, command: str, methods: list[str]) -> None:
     from fedsift.cli.targets import known_results, missed, parse
     from fedsift.methods import find_method
     from fedsift.run_folder import prepare
-    from fedsift.studies import search_algorithm
+    from fedsift.studies import check_request
 
     source = request.source()
     for name in methods:
@@ -241,9 +241,7 @@ def _study(request: Request, command: str, methods: list[str]) -> None:
     with notes(quiet=request.quiet):
         cases = source.cases(settings)
         data = cases[-1].train
-        density = settings.kept(data.n_features) / data.n_features
-        for name in methods:
-            search_algorithm(settings, find_method(name), density)
+        check_request(settings, methods, data)
         known = known_results(
             data.outcome,
             tested=any(c.test is not None for c in cases),

@@ -20,6 +20,7 @@ from torch.func import vmap
 from fedsift import channels, trees
 from fedsift.algorithms.base import Total
 from fedsift.engines.base import Carried, Job, Report, send
+from fedsift.problems import Batch
 from fedsift.sites import SiteData
 
 log = logging.getLogger(__name__)
@@ -77,6 +78,9 @@ def cannot_batch(job: Job, carried: Carried) -> str | None:
     """Return why `vmap` cannot take this model (or would take it one lane at a time), or None.
 
     Tried on a discarded copy of one site, twice side by side.
+
+    Raises:
+        ValueError: the model draws random numbers of its own, so that no run could be repeated.
     """
     replica = trees.unstack(carried.broadcast.replica, 0)
     twice = trees.stack([replica, replica])
@@ -95,8 +99,19 @@ def cannot_batch(job: Job, carried: Carried) -> str | None:
         warnings.filterwarnings("error", message="There is a performance drop")
         try:
             vmap(lane)(twice)
+            batch = Batch(*tables, job.run_keys[0])
+            params = job.algorithm.solution(job.problem, trees.unstack(carried.server, 0))
+            vmap(lambda p: job.problem.evaluate(p, batch))(trees.stack([params, params]))
         except (RuntimeError, UserWarning) as error:
-            return str(error).split("\n", 1)[0]
+            reason = str(error).split("\n", 1)[0]
+            if "random" in reason:
+                msg = (
+                    "the model draws random numbers that no key decides (a functional dropout, or"
+                    " the dropout of an attention layer); use torch.nn.Dropout layers, and"
+                    " dropout=0 in attention"
+                )
+                raise ValueError(msg) from error
+            return reason
     return None
 
 

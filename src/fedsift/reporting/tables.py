@@ -16,10 +16,8 @@ from fedsift.methods import METHODS
 from fedsift.runs import Run
 
 WIDTH = 100
-_WEIGHTS = (
-    "Weights are per standard unit, of the features refitted together; in brackets the mean over"
-    " the seeds that chose the feature."
-)
+_WEIGHTS = "Weights are per standard unit, of the features refitted together."
+MOST_SITES = 10  # sites that are shown one by one
 MEASURES = {"test_accuracy": "accuracy", "test_r2": "R²"}
 
 
@@ -70,7 +68,7 @@ def _sentence(run: Run) -> Text:
     )
     measure = _measure(results)
     if measure == "test_accuracy":
-        majority = _majority(data)
+        majority = _majority(data, results)
         text += f" On samples held out, {_percent(results[measure])} of the predictions are right"
         text += f"; always guessing {majority[0]} gives {majority[1]:.0%}." if majority else "."
     elif measure:
@@ -97,7 +95,7 @@ def feature_table(run: Run, most: int = 30) -> Table:
             f"chosen in\n{_count(run.settings.splits, 'split')}", justify="right", no_wrap=True
         )
     table.add_column("more of it\nspeaks for", no_wrap=True)
-    table.add_column("weight\n(95 % over seeds)", justify="right", no_wrap=True)
+    table.add_column("weight", justify="right", no_wrap=True)
     for feature in run.features[:most]:
         text = Text(feature.name, style="bold")
         if feature.description:
@@ -106,7 +104,7 @@ def feature_table(run: Run, most: int = 30) -> Table:
         if over_splits:
             often = feature.split_frequency
             row.append("-" if often is None else f"{often:.0%}")
-        table.add_row(*row, direction(run, feature), _weight(feature))
+        table.add_row(*row, direction(run, feature), f"{feature.weight:+.2f}")
     if len(run.features) > most:
         table.caption = f"and {len(run.features) - most} more in features.csv"
     return table
@@ -144,10 +142,15 @@ def score_table(run: Run) -> Table | None:
         show(results[measure]),
     )
     table.add_row("one seed on its own", show(results[single]))
-    names = {"local": "each site on its own (local)", "central": "all data in one place (central)"}
+    names = {"local": "each site on its own", "central": "all data in one place"}
     for name, figures in results.get("beside", {}).items():
-        table.add_row(names.get(name, name), show(figures[measure]))
-    majority = _majority(run.facts["data"])
+        seeds = _count(figures["seeds"], "seed")
+        table.add_row(f"{names.get(name, name)} ({name}, {seeds})", show(figures[measure]))
+        by_site = figures.get(f"{measure}_by_site", {})
+        if len(by_site) <= MOST_SITES:
+            for site, figure in by_site.items():
+                table.add_row(f"  {site}", _mean(figure, measure))
+    majority = _majority(run.facts["data"], run.results)
     if majority and measure == "test_accuracy":
         table.add_row(f"always guessing {majority[0]}", f"{majority[1]:.0%}")
     return table
@@ -193,7 +196,7 @@ def compare_report(facts: Mapping[str, Any]) -> RenderableType:
         f"{_count(data['samples'], 'sample')} at {_count(len(data['sites']), 'site')}, "
         f"{_count(settings['seeds'], 'seed')}."
     )
-    majority = _majority(data)
+    majority = _majority(data, first)
     notes = [f"{name}: {METHODS[name].summary}" for name in figures if name in METHODS]
     if majority and measure:
         notes.insert(0, f"Always guessing {majority[0]} gives {majority[1]:.0%}.")
@@ -204,11 +207,15 @@ def compare_report(facts: Mapping[str, Any]) -> RenderableType:
 def traffic(results: Mapping[str, Any], seeds: int) -> str:
     """Return the bytes sent, beside those of whole models."""
     sent, dense = results["bytes_up"] + results["bytes_down"], results["bytes_dense"]
-    text = f"Sent between sites and server, all {seeds} seeds: {size(sent)}"
+    text = (
+        f"Sent between sites and server by {seeds} seeds, all splits and the last fit: {size(sent)}"
+    )
     if dense and sent < dense:
         times = f"{dense / sent:.1f} times as much"
-        return f"{text}; whole models every round would have been {size(dense)} ({times})."
-    return f"{text} (whole models every round: {size(dense)})."
+        text += f"; unpacked models both ways every round would be {size(dense)} ({times})."
+    else:
+        text += f" (unpacked models both ways every round: {size(dense)})."
+    return f"{text} The paper's count, uploads without indices: {size(results['bytes_formula'])}."
 
 
 def _sent(method: str, figures: Mapping[str, Any]) -> str:
@@ -238,10 +245,12 @@ def duration(seconds: float) -> str:
 
 
 def _caution(run: Run) -> str:
-    majority = _majority(run.facts["data"])
+    majority = _majority(run.facts["data"], run.results)
     score = run.results.get("test_accuracy")
-    if score is None or majority is None or score["n"] < 2:
+    if score is None or majority is None:
         return ""
+    if not _spread(score):
+        return "The splits are too few, or agree, so that no interval is shown: use more splits."
     if score["low"] <= majority[1]:
         return "The interval includes guessing: take the features as a lead, not as a finding."
     return ""
@@ -255,19 +264,12 @@ def _measure(results: Mapping[str, Any]) -> str | None:
     return next((name for name in MEASURES if name in results), None)
 
 
-def _majority(data: Mapping[str, Any]) -> tuple[str, float] | None:
+def _majority(data: Mapping[str, Any], results: Mapping[str, Any]) -> tuple[str, float] | None:
+    """Return the most frequent class, and how often saying it is right on held-out samples."""
     counts: dict[str, int] = data.get("class_counts", {})
-    if not counts:
+    if not counts or "guessing_accuracy" not in results:
         return None
-    name = max(counts, key=lambda k: counts[k])
-    return name, counts[name] / sum(counts.values())
-
-
-def _weight(feature: Feature) -> str:
-    low, high = feature.weight_low, feature.weight_high
-    if not low < high:
-        return f"{feature.weight:+.2f}"
-    return f"{feature.weight:+.2f}\n({low:+.2f} to {high:+.2f})"
+    return max(counts, key=lambda k: counts[k]), results["guessing_accuracy"]
 
 
 def _short(text: str, most: int = 80) -> str:
@@ -275,15 +277,21 @@ def _short(text: str, most: int = 80) -> str:
 
 
 def _percent(figure: Mapping[str, Any]) -> str:
-    """Return a share with its interval, which is cut at 0 and 100 %."""
+    """Return a share with its interval, which is cut at 0 and 100 %; none where all agree."""
+    if not _spread(figure):
+        return f"{figure['mean']:.0%}"
     low, high = max(figure["low"], 0.0), min(figure["high"], 1.0)
-    return f"{figure['mean']:.0%}" + (f" ({low:.0%} to {high:.0%})" if figure["n"] > 1 else "")
+    return f"{figure['mean']:.0%} ({low:.0%} to {high:.0%})"
+
+
+def _spread(figure: Mapping[str, Any]) -> bool:
+    return bool(figure["n"] > 1 and figure["low"] < figure["high"])
 
 
 def _interval(figure: Mapping[str, Any]) -> str:
-    return f"{figure['mean']:.3f}" + (
-        f" ({figure['low']:.3f} to {min(figure['high'], 1.0):.3f})" if figure["n"] > 1 else ""
-    )
+    if not _spread(figure):
+        return f"{figure['mean']:.3f}"
+    return f"{figure['mean']:.3f} ({figure['low']:.3f} to {min(figure['high'], 1.0):.3f})"
 
 
 def _mean(figure: Mapping[str, Any], measure: str) -> str:

@@ -168,6 +168,19 @@ MISTAKES = {
     "not a number": (["--demo", "golub", "--features", "three"], "--features"),
     "misspelt method": (["--demo", "golub", "--method", "eflop"], "did you mean 'eflops'"),
     "misspelt choice": (["--demo", "golub", "--messages", "dens"], "did you mean 'dense'"),
+    "other filling": (
+        ["{berlin}", "--target", "diagnosis", "--features", "2", "--impute", "median"],
+        "'mean'",
+    ),
+    "splits of data with test rows": (
+        ["--demo", "synthetic", "--splits", "3"],
+        "--splits goes with real rows",
+    ),
+    "concentration of even sites": (["--demo", "golub", "--alpha", "3"], "--alpha goes with"),
+    "messages of pooled rows": (
+        ["--demo", "golub", "--method", "central", "--messages", "dense"],
+        "all rows in one place",
+    ),
     "misspelt demo": (["--demo", "goloob"], "did you mean 'golub'"),
     "option of another source": (["--demo", "golub", "--samples", "9"], "--demo synthetic only"),
     "files and demo": (["{berlin}", "--demo", "golub"], "choose one"),

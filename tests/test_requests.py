@@ -1,5 +1,6 @@
 """What is asked for is checked before anything is done, and is not silently ignored."""
 
+import re
 from typing import Any
 
 import pytest
@@ -159,3 +160,30 @@ def test_adam_steps_gates_of_any_slope_alike() -> None:
     data = rows("binary", d=6)
     run = train(linear_problem(data), data, EFLoPS(density=0.34, gate_optimiser="adam"), rounds=5)
     assert torch.isfinite(run.params["weight"]).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"features": 0}, "features is 0; it should be greater than or equal to 1"),
+        ({"features": 2, "ridge": float("nan")}, "ridge is nan; it should be"),
+        ({"features": 2, "rigde": 1.0}, "rigde is not a setting; did you mean 'ridge'?"),
+        ({"features": 2, "messages": "dens"}, "messages 'dens' is unknown; did you mean 'dense'?"),
+        ({}, "give how many features to keep"),
+    ],
+)
+def test_a_wrong_setting_is_refused_in_one_line(options: dict[str, Any], expected: str) -> None:
+    with pytest.raises(ValueError, match="^" + re.escape(expected)) as caught:
+        fedsift.fit(rows("binary", d=6), **options)
+    assert "\n" not in str(caught.value)
+
+
+def test_predictions_take_arrays_and_refuse_what_is_missing() -> None:
+    data = rows("binary", d=6)
+    run = fedsift.fit(data, features=2, seeds=1, splits=0, rounds=2, tuning_rounds=2, beside=())
+    table = data.x.numpy()
+    assert run.predict(table, data.features) == run.predict(data.x, data.features)
+    table = table.copy()
+    table[1] = float("nan")
+    with pytest.raises(ValueError, match="missing"):
+        run.predict(table, data.features)

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack
 
+from pydantic import ValidationError
+
 from fedsift.data import FederatedData
 from fedsift.data.standardise import How
 from fedsift.methods import Messages, find_method
@@ -13,7 +15,7 @@ from fedsift.reporting import write_report
 from fedsift.run_folder import prepare, read_facts
 from fedsift.runs import Run
 from fedsift.sparsity import Schedule
-from fedsift.studies import Progress, Settings, check_request
+from fedsift.studies import Progress, Settings, check_request, refused
 from fedsift.workflows import BESIDE, run_compare, run_fit, split_cases
 
 
@@ -86,7 +88,7 @@ def fit(
         RunError: ``out`` holds something else.
         TrainingError: the training diverged for good.
     """
-    settings = Settings(
+    settings = _settings(
         method=method,
         features=features,
         density=density,
@@ -129,7 +131,7 @@ def compare(
     """
     for name in methods:
         find_method(name)
-    settings = Settings(
+    settings = _settings(
         method=next(iter(methods), "eflops"),
         features=features,
         density=density,
@@ -145,6 +147,13 @@ def compare(
         write_report(path)
     figures: dict[str, Any] = facts["results"]["methods"]
     return figures
+
+
+def _settings(**given: Any) -> Settings:
+    try:
+        return Settings(**given)
+    except ValidationError as error:
+        raise ValueError(refused(error)) from None
 
 
 def _folder(

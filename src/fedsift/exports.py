@@ -84,8 +84,8 @@ def _destination(run: Run, to: str) -> tuple[str, Path]:
     kind = {ending: name for name, ending in KINDS.items()}.get(Path(to).suffix)
     if kind is None:
         raise ExportError(
-            f"--to {to!r} is unknown; {nearest(to, list(KINDS))} Give {', '.join(KINDS)}, or a file"
-            f" ending in {', '.join(KINDS.values())}"
+            f"--to {to!r} is unknown; {nearest(to, list(KINDS))}"
+            f" A file's name ends in {', '.join(KINDS.values())}"
         )
     return kind, Path(to)
 

@@ -11,7 +11,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
@@ -50,11 +52,12 @@ class Run:
         results: dict[str, Any] = self.facts["results"]
         return results
 
-    def predict(self, x: Tensor, features: Sequence[str]) -> list[str] | list[float]:
+    def predict(self, x: ArrayLike, features: Sequence[str]) -> list[str] | list[float]:
         """Return class names or values for rows [n, d] with these feature names, in original units.
 
         Raises:
-            DataError: a feature that the model was trained with is absent.
+            DataError: a feature that the model was trained with is absent, or a value is missing
+                that no mean is known for.
         """
         output = self._output(x, features)
         prediction = make_outcome(self.facts["data"]["outcome"]).predict(output)
@@ -64,7 +67,7 @@ class Run:
         values: list[float] = self.standardiser.target_to_units(prediction.double()).tolist()
         return values
 
-    def predict_probability(self, x: Tensor, features: Sequence[str]) -> Tensor:
+    def predict_probability(self, x: ArrayLike, features: Sequence[str]) -> Tensor:
         """Return the probability of each class, [n, K]."""
         output = self._output(x, features)
         if output.shape[1] == 1:
@@ -94,9 +97,10 @@ class Run:
         part = replace(full, features=self.needed, mean=full.mean[used], scale=full.scale[used])
         return part, weight[:, used], self.params["bias"]
 
-    def _output(self, x: Tensor, features: Sequence[str]) -> Tensor:
+    def _output(self, x: ArrayLike, features: Sequence[str]) -> Tensor:
         standardiser, weight, bias = self.compact()
-        return standardiser.transform(x, features) @ weight.T + bias
+        rows = torch.as_tensor(np.asarray(x))
+        return standardiser.transform(rows, features) @ weight.T + bias
 
 
 def write_run(run: Run, fits: Sequence[Fit], cases: Sequence[Case]) -> None:

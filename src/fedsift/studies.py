@@ -7,19 +7,21 @@ and the test rows are scored once.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, NamedTuple
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from torch import Tensor
 
 from fedsift import models, trees
 from fedsift.algorithms import LocalTraining, Tuning
 from fedsift.checkpoints import StageCheckpoint
 from fedsift.data import FederatedData, How, Standardiser, split
+from fedsift.data.errors import nearest
 from fedsift.engines import ENGINES
 from fedsift.evaluation import evaluate
 from fedsift.methods import Messages, Method, find_method
@@ -102,6 +104,21 @@ class Settings(BaseModel):
         return count
 
 
+def refused(error: ValidationError, label: Callable[[str], str] = str) -> str:
+    """Return what was refused first, in one line: the setting by its label, its value, and why."""
+    first = error.errors()[0]
+    if not first["loc"]:
+        return str(first["msg"]).removeprefix("Value error, ")
+    name, value = label(str(first["loc"][0])), first["input"]
+    if first["type"] == "extra_forbidden":
+        return f"{name} is not a setting; {nearest(name, list(Settings.model_fields))}"
+    if first["type"] == "literal_error":
+        choices = re.findall(r"'([^']+)'", str(first["ctx"]["expected"]))
+        return f"{name} {value!r} is unknown; {nearest(str(value), choices)}"
+    wanted = str(first["msg"]).removeprefix("Input should be ").removeprefix("Value error, ")
+    return f"{name} is {value!r}; it should be {wanted}"
+
+
 def check_request(settings: Settings, methods: Sequence[str], data: FederatedData) -> None:
     """Refuse what cannot be done with the data, before anything is written.
 
@@ -115,6 +132,13 @@ def check_request(settings: Settings, methods: Sequence[str], data: FederatedDat
         msg = (
             f"participation is {settings.participation:.0f} sites a round, the data have "
             f"{data.n_sites}; give at most {data.n_sites}, or a fraction up to 1"
+        )
+        raise ValueError(msg)
+    rows = {find_method(name).rows for name in methods}
+    if settings.messages != "auto" and rows == {"pooled"}:
+        msg = (
+            f"messages is {settings.messages!r}, but {methods[0]} has all rows in one place and "
+            "sends none; leave it out"
         )
         raise ValueError(msg)
     density = settings.kept(data.n_features) / data.n_features

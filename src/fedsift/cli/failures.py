@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import shlex
 import sys
 import traceback
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from pydantic import ValidationError
 
 DONE, FAILED, USAGE, NOT_MET, INTERRUPTED = 0, 1, 2, 3, 130
 
@@ -49,9 +43,10 @@ def explain(error: BaseException) -> tuple[int, str]:  # noqa: PLR0911  a line a
     from fedsift.checkpoints import CheckpointError
     from fedsift.recovery import TrainingError
     from fedsift.run_folder import RunError
+    from fedsift.studies import refused
 
     if isinstance(error, ValidationError):
-        return USAGE, _one_line(_invalid(error))
+        return USAGE, _one_line(as_options(refused(error, flag)))
     if isinstance(error, RunError | CheckpointError):
         return USAGE, _one_line(str(error))
     if isinstance(error, ValueError) and _raised_here(error):
@@ -82,26 +77,9 @@ def as_options(text: str) -> str:
     return re.sub(r"\b(features|density)=([\d.]+)", r"--\1 \2", text)
 
 
-def suggestion(name: str, choices: Sequence[str]) -> str:
-    """Return the nearest choice, if one is near, and all of them."""
-    close = difflib.get_close_matches(name, choices, 1)
-    hint = f"did you mean {close[0]!r}? The choices are" if close else "choose"
-    return f"{hint} {', '.join(choices[:-1])} or {choices[-1]}"
-
-
-def _invalid(error: ValidationError) -> str:
-    """Return the first thing that a pydantic model refused, by the name of its option."""
-    first = error.errors()[0]
-    if not first["loc"]:
-        return as_options(str(first["msg"]).removeprefix("Value error, "))
-    name = str(first["loc"][0])
-    option = "--" + {"id_column": "id"}.get(name, name).replace("_", "-")
-    value = first["input"]
-    if first["type"] == "literal_error":
-        choices = re.findall(r"'([^']+)'", str(first["ctx"]["expected"]))
-        return f"{option} {value!r} is unknown; {suggestion(str(value), choices)}"
-    wanted = str(first["msg"]).removeprefix("Input should be ").removeprefix("Value error, ")
-    return f"{option} is {value!r}; it should be {wanted}"
+def flag(name: str) -> str:
+    """Return the option of a setting."""
+    return "--" + {"id_column": "id"}.get(name, name).replace("_", "-")
 
 
 def _raised_here(error: BaseException) -> bool:

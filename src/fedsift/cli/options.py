@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from fedsift.cli.failures import UsageError
+from fedsift.cli.failures import UsageError, flag
 
 if TYPE_CHECKING:
     from fedsift.sources import Source
@@ -73,7 +73,7 @@ class Request:
         _option(
             "--impute",
             group=FILES,
-            text="Fill missing values: mean, over all sites.",
+            text="Fill missing values: mean, of all sites' training rows.",
             metavar="mean",
         ),
     ] = None
@@ -195,7 +195,7 @@ class Request:
         _option(
             "--participation",
             group=METHOD,
-            text="Share or number of sites in a round: 1.",
+            text="Sites in a round: a share up to 1, or a number from 2. All by default.",
             metavar="X",
         ),
     ] = None
@@ -204,7 +204,7 @@ class Request:
         _option(
             "--messages",
             group=METHOD,
-            text="What travels: auto, dense, feedback (sparse), paper.",
+            text="What travels: auto, dense, feedback (sparse), paper (E-FLoPS').",
             metavar="KIND",
         ),
     ] = None
@@ -327,14 +327,25 @@ class Request:
         for name in given:
             if name not in own:
                 belongs = "site files" if name in _FOR_FILES else "--demo"
-                raise UsageError(f"{_flag(name)} goes with {belongs} only; leave it out")
-        if self.demo != "synthetic":
-            for name in _FOR_SYNTHETIC:
-                if name in given:
-                    raise UsageError(f"{_flag(name)} goes with --demo synthetic only; leave it out")
+                raise UsageError(f"{flag(name)} goes with {belongs} only; leave it out")
+        self._check_demo(given)
         if self.files:
             given["files"] = [str(Path(file).absolute()) for file in self.files]
         return Source(**given)
+
+    def _check_demo(self, given: Mapping[str, Any]) -> None:
+        """Refuse options that the data set would not heed."""
+        if self.demo != "synthetic":
+            for name in _FOR_SYNTHETIC:
+                if name in given:
+                    raise UsageError(f"{flag(name)} goes with --demo synthetic only; leave it out")
+        elif self.splits is not None:
+            raise UsageError(
+                "--splits goes with real rows only (synthetic data have test rows); leave it out"
+            )
+        usual = "dirichlet_counts" if self.demo == "synthetic" else "iid"
+        if self.alpha is not None and (self.partition or usual) == "iid":
+            raise UsageError("--alpha goes with --partition dirichlet_... only; leave it out")
 
     def settings(self, source: Source, method: str) -> Settings:
         """Return the settings: what was said, else the data set's defaults, else the general."""
@@ -359,10 +370,6 @@ _FOR_FILES = (
 )  # fmt: skip
 _FOR_SYNTHETIC = ("samples", "features_total", "informative", "data_seeds")
 _FOR_DEMOS = ("demo", "sites", "partition", "alpha", "shift", "data", *_FOR_SYNTHETIC)
-
-
-def _flag(name: str) -> str:
-    return "--" + {"id_column": "id"}.get(name, name).replace("_", "-")
 
 
 def takes_request(command: Callable[..., None]) -> Callable[..., None]:

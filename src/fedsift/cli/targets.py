@@ -49,7 +49,7 @@ def known_results(
     measure = "r2" if outcome == "regression" else "accuracy"
     names = [f"test_{measure}", f"single_seed_{measure}"] if tested else []
     names += ["support_recovery", "ensemble_support_recovery"] if synthetic else []
-    names += ["bytes_up", "bytes_down", "bytes_per_seed", "seconds"]
+    names += ["bytes_up", "bytes_down", "bytes_dense", "bytes_per_seed", "seconds"]
     return [f"{method}.{name}" for method in methods for name in names] or names
 
 

@@ -1,24 +1,27 @@
-"""Training states on disk, without pickle: tensors in safetensors, the rest in its JSON header."""
+"""Checkpoints, without pickle: tensors in safetensors, the rest in its JSON header.
+
+A checkpoint carries a fingerprint of what was asked for, and is used for nothing else.
+"""
 
 from __future__ import annotations
 
-import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor
 
 from fedsift import trees
+from fedsift.sealed import seal, unseal
 
 if TYPE_CHECKING:
     from fedsift.training import Training
 
-VERSION = 1
+VERSION = 2
+AFRESH = "start afresh with another --out, or with --overwrite"
 
 
 class CheckpointError(RuntimeError):
@@ -27,10 +30,15 @@ class CheckpointError(RuntimeError):
 
 @dataclass(frozen=True)
 class StageCheckpoint:
-    """Where a training run keeps its state, and the seconds between two writes."""
+    """Where a training run keeps its state, and the seconds between two writes.
+
+    ``fingerprint``: of everything that decides the state; by default that of the training data,
+    the participation and the rounds of evaluation.
+    """
 
     path: Path
     every: float = 5.0
+    fingerprint: str | None = None
 
     def named(self, stage: str) -> StageCheckpoint:
         """Return the checkpoint of a stage of the work this one stands for."""
@@ -40,12 +48,48 @@ class StageCheckpoint:
 def write_atomic(path: Path, content: bytes) -> None:
     """Write a file such that it is the old one or the whole new one, even after a power cut."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_checkpoint(
+    path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any], fingerprint: str
+) -> None:
+    """Write tensors and JSON facts that belong to a request with this fingerprint."""
+    head = {"version": VERSION, "fingerprint": fingerprint}
+    write_atomic(path, seal(tensors, head | {"content": facts}))
+
+
+def read_checkpoint(path: Path, fingerprint: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return the tensors and the facts of a checkpoint.
+
+    Raises:
+        CheckpointError: it is damaged, of another format version, or of another request.
+    """
+    try:
+        tensors, facts = unseal(path)
+    except ValueError as error:
+        msg = f"checkpoint {path} is damaged ({error}); delete it to compute this part again"
+        raise CheckpointError(msg) from error
+    if facts.get("version") != VERSION:
+        msg = (
+            f"checkpoint {path} has format version {facts.get('version')}, this release reads "
+            f"{VERSION}; {AFRESH}"
+        )
+        raise CheckpointError(msg)
+    if facts["fingerprint"] != fingerprint:
+        msg = (
+            f"checkpoint {path} is of another problem (other data, settings or versions); {AFRESH}"
+        )
+        raise CheckpointError(msg)
+    return tensors, facts["content"]
 
 
 def flatten(structure: Any, prefix: str) -> dict[str, Tensor]:
@@ -123,40 +167,26 @@ def save_training(path: Path, run: Training) -> None:
     if run.best is not None:
         tensors |= flatten(run.best, "best")
     facts = {
-        "version": VERSION,
         "job": _identity(run),
         "round": run.round,
         "tick": carried.tick,
         "history": run.history,
     }
-    write_atomic(path, save(tensors, {"training": json.dumps(facts)}))
+    write_checkpoint(path, tensors, facts, run.fingerprint)
 
 
 def load_training(path: Path, run: Training) -> None:
     """Bring a fresh training run to the state that was written.
 
     Raises:
-        CheckpointError: the file is damaged, of another version, or of another problem.
+        CheckpointError: it is damaged, of another version, or of another problem.
     """
+    tensors, facts = read_checkpoint(path, run.fingerprint)
     try:
-        with safe_open(path, "pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            facts = json.loads(file.metadata()["training"])
-        version, identity = facts["version"], facts["job"]
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-        msg = f"checkpoint {path} cannot be read ({error}); delete it to start this stage again"
-        raise CheckpointError(msg) from error
-    if version != VERSION:
-        msg = f"checkpoint {path} has format version {version}, this release reads {VERSION}"
-        raise CheckpointError(msg)
-    try:
-        _check_identity(run, identity)
+        _check_identity(run, facts["job"])
         _restore(run, tensors, facts)
     except (KeyError, TypeError, ValueError) as error:
-        msg = (
-            f"checkpoint {path} is of another problem ({error}); "
-            "delete it to start this stage again"
-        )
+        msg = f"checkpoint {path} is of another problem ({error}); {AFRESH}"
         raise CheckpointError(msg) from error
 
 

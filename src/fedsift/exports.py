@@ -18,7 +18,9 @@ from fedsift.checkpoints import write_atomic
 from fedsift.data import Standardiser, read_table
 from fedsift.data.errors import nearest
 from fedsift.data.files import load_table
+from fedsift.run_folder import is_own
 from fedsift.runs import Run
+from fedsift.sealed import KEY
 
 
 class ExportError(ValueError):
@@ -91,6 +93,8 @@ def _destination(run: Run, to: str) -> tuple[str, Path]:
 
 
 def _refuse_existing(path: Path, *, overwrite: bool) -> None:
+    if is_own(path):
+        raise ExportError(f"{path} is a file of a run itself; choose another name")
     if path.exists() and not overwrite:
         raise ExportError(f"{path} exists already; choose another name, or add --overwrite")
 
@@ -152,7 +156,7 @@ def state_dict(run: Run) -> bytes:
     """Return a safetensors file with the state of ``torch.nn.Linear``."""
     meta = {"features": list(run.standardiser.features), "classes": run.facts["data"]["classes"]}
     tensors = {name: value.contiguous() for name, value in run.params.items()}
-    return save(tensors, {name: json.dumps(value) for name, value in meta.items()})
+    return save(tensors, {KEY: json.dumps(meta, sort_keys=True)})
 
 
 class LinearModule(nn.Module):

@@ -3,28 +3,34 @@
 A run folder holds ``run.json`` (settings, data, versions, status, results), ``history.jsonl`` (a
 record a round), ``model.safetensors`` (parameters on standardised features), ``features.csv`` and,
 until it is done, ``checkpoints/``. Every file but the table carries the version of its format.
+``run.json`` has a checksum of itself and, when the run is done, those of the other files.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from safetensors import safe_open
-from safetensors.torch import save
-
 from fedsift import trees
-from fedsift.checkpoints import CheckpointError, write_atomic
+from fedsift.checkpoints import (
+    AFRESH,
+    CheckpointError,
+    read_checkpoint,
+    write_atomic,
+    write_checkpoint,
+)
+from fedsift.sealed import fingerprint
 from fedsift.studies import Fit
 
-VERSION = 1
+VERSION = 2
 CHECKPOINTS = "checkpoints"
+LOCK = "run.lock"
 OWN_FILES = (
     "run.json",
-    "run.json.tmp",
     "history.jsonl",
     "model.safetensors",
     "features.csv",
@@ -46,7 +52,18 @@ def prepare(path: Path, *, overwrite: bool, inputs: Sequence[str | Path] = ()) -
     Raises:
         RunError: it exists and may not be overwritten, is no run folder, or an input would go.
     """
-    if path.exists() and any(path.iterdir() if path.is_dir() else [path]):
+    check_free(path, overwrite=overwrite, inputs=inputs)
+    clear(path)
+    path.mkdir(parents=True, exist_ok=True)
+
+
+def check_free(path: Path, *, overwrite: bool, inputs: Sequence[str | Path] = ()) -> None:
+    """Refuse a folder that a new run may not be written to.
+
+    Raises:
+        RunError: as `prepare` says.
+    """
+    if path.exists() and any(_content(path) if path.is_dir() else [path]):
         if not overwrite:
             go_on = f", or go on with it: fedsift resume {path}" if _unfinished(path) else ""
             msg = (
@@ -65,14 +82,29 @@ def prepare(path: Path, *, overwrite: bool, inputs: Sequence[str | Path] = ()) -
         if lost is not None:
             msg = f"{lost} is an input and would be overwritten; choose another folder with --out"
             raise RunError(msg)
-        clear(path)
-    path.mkdir(parents=True, exist_ok=True)
+
+
+def _content(path: Path) -> Iterator[Path]:
+    """Return what is in a folder besides locks."""
+    return (file for file in path.iterdir() if not file.name.startswith(LOCK))
+
+
+def is_own(file: Path) -> bool:
+    """Tell whether fedsift keeps a run's data in a file of this name and place."""
+    file = file.resolve()
+    return file.name in {*OWN_FILES, LOCK} and (file.parent / "run.json").exists()
 
 
 def clear(path: Path) -> None:
     """Remove what fedsift writes into a run folder, and nothing else."""
     for name in OWN_FILES:
-        (path / name).unlink(missing_ok=True)
+        for file in (path / name, *path.glob(f"{name}.*.tmp")):
+            file.unlink(missing_ok=True)
+    clear_checkpoints(path)
+
+
+def clear_checkpoints(path: Path) -> None:
+    """Remove the checkpoints of a run."""
     checkpoints = path / CHECKPOINTS
     if checkpoints.is_dir() and not checkpoints.is_symlink():
         for file in checkpoints.glob("*.safetensors*"):
@@ -88,9 +120,9 @@ def _unfinished(path: Path) -> bool:
 
 def write_facts(path: Path, facts: dict[str, Any]) -> None:
     """Write run.json."""
-    write_atomic(
-        path / "run.json", json.dumps(without_nan(facts), indent=1, allow_nan=False).encode()
-    )
+    facts = without_nan(facts)
+    sealed = facts | {"sha256": fingerprint(facts)}
+    write_atomic(path / "run.json", json.dumps(sealed, indent=1, allow_nan=False).encode())
 
 
 def without_nan(value: Any) -> Any:
@@ -106,25 +138,60 @@ def read_facts(path: Path) -> dict[str, Any]:
     """Read run.json.
 
     Raises:
-        RunError: the folder holds no run, or one of another format version.
+        RunError: the folder holds no run, a changed one, or one of another format version.
     """
     file = path / "run.json"
     if not file.exists():
         msg = f"{path} is not a run folder: it has no run.json"
         raise RunError(msg)
     try:
-        facts: dict[str, Any] = json.loads(file.read_text())
-    except ValueError as error:
-        msg = f"{file} is damaged ({error}); start the run again with --overwrite"
+        facts = dict(json.loads(file.read_bytes()))
+    except (OSError, TypeError, ValueError) as error:
+        msg = f"{file} is damaged ({error}); restore it from a copy, or {AFRESH}"
         raise RunError(msg) from error
     if facts.get("version") != VERSION:
-        msg = f"{file} has format version {facts.get('version')}, this release reads {VERSION}"
+        msg = (
+            f"{file} has format version {facts.get('version')}, this release reads {VERSION}; "
+            f"use the release that wrote it, or {AFRESH}"
+        )
+        raise RunError(msg)
+    if facts.pop("sha256", None) != fingerprint(facts):
+        msg = (
+            f"{file} is not as fedsift wrote it (its checksum differs); restore it from a copy, "
+            f"or {AFRESH}"
+        )
         raise RunError(msg)
     return facts
 
 
-def dump_fit(fit: Fit) -> bytes:
-    """Return a fit as the content of a file."""
+def checksum(content: bytes) -> str:
+    """Return the SHA-256 (hex) of a file's content."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def read_checked(path: Path, name: str, facts: dict[str, Any]) -> bytes:
+    """Return the content of a finished run's file.
+
+    Raises:
+        RunError: it is absent, or not the file that was written when the run was done.
+    """
+    file = path / name
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        msg = f"{file} cannot be read ({error.strerror}); restore it from a copy, or {AFRESH}"
+        raise RunError(msg) from error
+    if checksum(content) != facts["files"][name]:
+        msg = (
+            f"{file} was changed or damaged since the run was done (its checksum is not that of "
+            f"run.json); restore it from a copy, or {AFRESH}"
+        )
+        raise RunError(msg)
+    return content
+
+
+def write_fit(path: Path, fit: Fit, request: str) -> None:
+    """Write a finished fit as a checkpoint; ``request`` is the fingerprint of what it is for."""
     tensors = {
         "masks": fit.masks,
         "magnitudes": fit.magnitudes,
@@ -133,20 +200,20 @@ def dump_fit(fit: Fit) -> bytes:
     }
     tensors |= trees.join(params=fit.params, scores=fit.scores)
     names = ("bytes_up", "bytes_down", "bytes_dense", "bytes_formula", "compiled", "history")
-    facts = {name: getattr(fit, name) for name in names}
-    contiguous = {k: v.contiguous().clone() for k, v in tensors.items()}
-    return save(contiguous, {"fit": json.dumps({"version": VERSION, **facts})})
+    write_checkpoint(path, tensors, {name: getattr(fit, name) for name in names}, request)
 
 
-def load_fit(path: Path) -> Fit:
-    """Return the fit of a file."""
-    with safe_open(path, "pt") as file:
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        facts = json.loads(file.metadata()["fit"])
-    if facts.pop("version") != VERSION:
-        msg = f"{path} was written by another release; delete it to compute this part again"
-        raise CheckpointError(msg)
-    parts = {k: tensors[k] for k in ("masks", "magnitudes", "weights", "support")}
-    return Fit(
-        **parts, params=trees.part(tensors, "params"), scores=trees.part(tensors, "scores"), **facts
-    )
+def read_fit(path: Path, request: str) -> Fit:
+    """Return the fit of a checkpoint.
+
+    Raises:
+        CheckpointError: it is damaged, of another version, or of another request.
+    """
+    tensors, facts = read_checkpoint(path, request)
+    try:
+        lanes = {k: tensors[k] for k in ("masks", "magnitudes", "weights", "support")}
+        trained = {k: trees.part(tensors, k) for k in ("params", "scores")}
+        return Fit(**(lanes | trained | facts))
+    except (KeyError, TypeError) as error:
+        msg = f"checkpoint {path} is no finished fit ({error}); {AFRESH}"
+        raise CheckpointError(msg) from error

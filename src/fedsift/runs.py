@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -14,15 +13,22 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
-from safetensors import safe_open
-from safetensors.torch import save
 from torch import Tensor
 
 from fedsift.checkpoints import write_atomic
 from fedsift.data import Standardiser
 from fedsift.findings import Feature
 from fedsift.outcomes import make_outcome
-from fedsift.run_folder import VERSION, RunError, read_facts, write_facts
+from fedsift.run_folder import (
+    VERSION,
+    RunError,
+    checksum,
+    clear_checkpoints,
+    read_checked,
+    read_facts,
+    write_facts,
+)
+from fedsift.sealed import seal, unseal
 from fedsift.studies import Case, Fit, Settings
 
 
@@ -108,31 +114,33 @@ def write_run(run: Run, fits: Sequence[Fit], cases: Sequence[Case]) -> None:
     path = run.path
     if path is None:
         return
-    standard = run.standardiser.to_dict()
-    meta = {"version": str(VERSION), "standardiser": json.dumps(standard)}
-    write_atomic(
-        path / "model.safetensors", save({k: v.contiguous() for k, v in run.params.items()}, meta)
-    )
+    meta = {"version": VERSION, "standardiser": run.standardiser.to_dict()}
     table = io.StringIO()
     writer = csv.DictWriter(table, list(asdict(run.features[0])) if run.features else ["name"])
     writer.writeheader()
     writer.writerows(asdict(f) for f in run.features)
-    write_atomic(path / "features.csv", table.getvalue().encode())
     lines = [
         json.dumps({"version": VERSION, "case": case.name, **record})
         for fit, case in zip(fits, cases, strict=True)
         for record in fit.history
     ]
-    write_atomic(path / "history.jsonl", ("\n".join(lines) + "\n").encode())
+    files = {
+        "model.safetensors": seal(run.params, meta),
+        "features.csv": table.getvalue().encode(),
+        "history.jsonl": ("\n".join(lines) + "\n").encode(),
+    }
+    for name, content in files.items():
+        write_atomic(path / name, content)
+    run.facts["files"] = {name: checksum(content) for name, content in files.items()}
     write_facts(path, run.facts)
-    shutil.rmtree(path / "checkpoints", ignore_errors=True)
+    clear_checkpoints(path)
 
 
 def load_run(path: str | Path) -> Run:
     """Return a finished run from its folder.
 
     Raises:
-        RunError: it is not a run folder, or not finished.
+        RunError: it is not a run folder, not finished, or a file of it was changed.
     """
     path = Path(path)
     facts = read_facts(path)
@@ -144,11 +152,11 @@ def load_run(path: str | Path) -> Run:
             f"{path} is not finished (status {facts['status']}); go on with: fedsift resume {path}"
         )
         raise RunError(msg)
-    with safe_open(path / "model.safetensors", "pt") as file:
-        params = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        standardiser = Standardiser.from_dict(json.loads(file.metadata()["standardiser"]))
-    with (path / "features.csv").open(newline="") as file:
-        features = tuple(_feature(row) for row in csv.DictReader(file))
+    read_checked(path, "model.safetensors", facts)
+    params, meta = unseal(path / "model.safetensors")
+    standardiser = Standardiser.from_dict(meta["standardiser"])
+    table = read_checked(path, "features.csv", facts).decode()
+    features = tuple(_feature(row) for row in csv.DictReader(io.StringIO(table, newline="")))
     settings = Settings(**facts["settings"])
     return Run(settings, facts, features, params, standardiser, path)
 

@@ -22,6 +22,7 @@ from fedsift.engines.base import Carried, Delivery, Engine, Job, Weights, begin
 from fedsift.evaluation import evaluate
 from fedsift.problems import Problem
 from fedsift.recovery import recover, reset, retain
+from fedsift.sealed import fingerprint
 from fedsift.trees import Tree
 
 log = logging.getLogger(__name__)
@@ -64,6 +65,7 @@ class Training:
         first_loss: the loss at the start, [S].
         best: what early stopping keeps.
         compiled: whether the sites' work was fused.
+        fingerprint: what a checkpoint must have been written for.
     """
 
     job: Job
@@ -76,6 +78,7 @@ class Training:
     first_loss: Tensor | None = None
     best: Best | None = None
     compiled: bool = False
+    fingerprint: str = ""
 
     @property
     def params(self) -> Tree:
@@ -156,8 +159,12 @@ def train(
     if early_stop is not None:
         never = torch.full((len(seeds),), torch.inf, dtype=torch.float64)
         run.best = Best(never, run.carried.server, torch.zeros((), dtype=torch.int64))
-    if checkpoint is not None and checkpoint.path.exists():
-        load_training(checkpoint.path, run)
+    if checkpoint is not None:
+        run.fingerprint = checkpoint.fingerprint or fingerprint(
+            data.fingerprint(), participation, evaluate_every
+        )
+        if checkpoint.path.exists():
+            load_training(checkpoint.path, run)
     if compiled is None:
         compiled = compile_pays(job, job.participants(0, participation), repeats * rounds)
     reason = cannot_batch(job, run.carried) if engine == "vectorized" else None

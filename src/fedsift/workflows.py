@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,15 +13,26 @@ from typing import Any
 import torch
 
 from fedsift._version import __version__
-from fedsift.checkpoints import StageCheckpoint, write_atomic
+from fedsift.checkpoints import AFRESH, StageCheckpoint
 from fedsift.data import FederatedData, Standardiser, split
 from fedsift.findings import candidates, feature_table, method_figures, only_scores, same_data
 from fedsift.methods import find_method
-from fedsift.run_folder import VERSION, RunError, dump_fit, load_fit, read_facts, write_facts
-from fedsift.runs import Run, write_run
+from fedsift.run_folder import (
+    CHECKPOINTS,
+    VERSION,
+    RunError,
+    clear_checkpoints,
+    read_facts,
+    read_fit,
+    write_facts,
+    write_fit,
+)
+from fedsift.runs import Run, load_run, write_run
+from fedsift.sealed import fingerprint
 from fedsift.studies import Case, Fit, Progress, Settings, fit_case
 
 BESIDE = ("local", "central")
+VERSIONS = {"fedsift": __version__, "torch": str(torch.__version__)}
 BESIDE_SEEDS = 5  # enough for an orientation, at a fraction of the time
 
 
@@ -54,19 +64,20 @@ class Study:
         tell = self._tell(method, case)
         if self.path is None:
             return fit_case(case, settings, standardiser, progress=tell, repeats=len(self.cases))
-        stem = self.path / "checkpoints" / f"{method}-{case.name.replace(' ', '-')}"
+        stem = self.path / CHECKPOINTS / f"{method}-{case.name.replace(' ', '-')}"
         done = stem.with_name(f"{stem.name}-done.safetensors")
+        request = _request(case, settings, len(self.cases))
         if done.exists():
-            return load_fit(done)
+            return read_fit(done, request)
         fit = fit_case(
             case,
             settings,
             standardiser,
             progress=tell,
-            checkpoint=StageCheckpoint(stem),
+            checkpoint=StageCheckpoint(stem, fingerprint=request),
             repeats=len(self.cases),
         )
-        write_atomic(done, dump_fit(fit))
+        write_fit(done, fit, request)
         return fit
 
     def _tell(self, method: str, case: Case) -> Progress | None:
@@ -79,6 +90,17 @@ class Study:
             progress(f"{method} · {case.name} · {stage}", round_number, record)
 
         return tell
+
+
+def _request(case: Case, settings: Settings, n_cases: int) -> str:
+    """Return a fingerprint of all that decides a fit's numbers."""
+    rows = [case.train] if case.test is None else [case.train, case.test]
+    return fingerprint(
+        settings.model_dump(mode="json"),
+        [case.name, n_cases],
+        [[part.sites, part.fingerprint()] for part in rows],
+        VERSIONS,
+    )
 
 
 def method_results(
@@ -100,10 +122,11 @@ def run_fit(
 ) -> Run:
     """Fit the method on every case, and the methods beside it where there are test rows.
 
-    The last case is the reported one. In a folder, parts that are finished are not computed again.
+    The last case is the reported one. In a folder, what is finished is not computed again.
 
     Raises:
-        RunError: the folder was started with other data.
+        RunError: the folder was started with other data or settings.
+        CheckpointError: a finished part is damaged, or of another request.
         ValueError: the method is ``local``, which gives no one model to report.
     """
     if find_method(settings.method).rows == "alone":
@@ -113,7 +136,9 @@ def run_fit(
         )
         raise ValueError(msg)
     began = time.perf_counter()
-    facts = _start(path, cases, settings, source, "fit")
+    facts = _start(path, cases, settings, source, "fit", {"beside": list(beside)})
+    if path is not None and facts["status"] == "done":
+        return load_run(path)
     study = Study(cases, settings, path, progress)
     tested = tuple(c for c in cases if c.test is not None)
     others = [name for name in beside if name != settings.method and tested]
@@ -151,10 +176,13 @@ def run_compare(
     Its ``results`` are ``{"methods": {name: figures}, "seconds": , "run": }``.
 
     Raises:
-        RunError: the folder was started with other data.
+        RunError: the folder was started with other data or settings.
+        CheckpointError: a finished part is damaged, or of another request.
     """
     began = time.perf_counter()
     facts = _start(path, cases, settings, source, "compare", {"methods": list(methods)})
+    if facts["status"] == "done":
+        return facts
     study = Study(cases, settings, path, progress)
     by_method = {}
     with _status_on_failure(path, facts):
@@ -170,7 +198,7 @@ def run_compare(
     facts["status"] = "done"
     if path is not None:
         write_facts(path, facts)
-        shutil.rmtree(path / "checkpoints", ignore_errors=True)
+        clear_checkpoints(path)
     return facts
 
 
@@ -180,23 +208,45 @@ def _start(
     settings: Settings,
     source: dict[str, Any] | None,
     command: str,
-    more: dict[str, Any] | None = None,
+    more: dict[str, Any],
 ) -> dict[str, Any]:
-    """Return the first facts, and write them; refuse a folder that was started with other data."""
-    facts = first_facts(cases[-1].train, settings, source, command) | (more or {})
+    """Return the first facts, and write them; or those of a run to go on with, or a finished one.
+
+    Raises:
+        RunError: the folder was started with another request.
+    """
+    facts = first_facts(cases[-1].train, settings, source, command) | more
     if path is None:
         return facts
-    if (path / "run.json").exists() and read_facts(path)["data"]["fingerprint"] != facts["data"][
-        "fingerprint"
-    ]:
-        msg = (
-            f"the data of {path} have changed since it was started; "
-            "start a new run with another --out"
-        )
-        raise RunError(msg)
+    if (path / "run.json").exists():
+        earlier = read_facts(path)
+        _check_same(path, earlier, facts)
+        if earlier["status"] == "done":
+            return earlier
+        facts = earlier | {"status": "running"}
     path.mkdir(parents=True, exist_ok=True)
     write_facts(path, facts)
     return facts
+
+
+def _check_same(path: Path, earlier: dict[str, Any], facts: dict[str, Any]) -> None:
+    """Refuse to go on with a folder if results of two requests would be mixed."""
+    if earlier["data"]["fingerprint"] != facts["data"]["fingerprint"]:
+        msg = f"the data of {path} have changed since it was started; {AFRESH}"
+        raise RunError(msg)
+    if earlier["settings"] != facts["settings"]:
+        names = [k for k, v in facts["settings"].items() if earlier["settings"].get(k, v) != v]
+        msg = f"{path} was started with other settings ({', '.join(names)}); give the same ones"
+        raise RunError(f"{msg}, or {AFRESH}")
+    for name in ("command", "methods", "beside"):
+        if earlier.get(name) != facts.get(name):
+            had, now = earlier.get(name), facts.get(name)
+            msg = f"{path} was started with {name} {had!r}, not {now!r}; give the same"
+            raise RunError(f"{msg}, or {AFRESH}")
+    for name, now in VERSIONS.items() if earlier["status"] != "done" else ():
+        if (had := earlier["versions"][name]) != now:
+            msg = f"{path} was started with {name} {had}, and this is {now}; use the same version"
+            raise RunError(f"{msg}, or {AFRESH}")
 
 
 def first_facts(
@@ -220,11 +270,7 @@ def first_facts(
             "target": data.target,
             "notes": list(data.notes),
         },
-        "versions": {
-            "fedsift": __version__,
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-        },
+        "versions": VERSIONS | {"python": platform.python_version()},
         "plan": {"engine": settings.engine, "threads": torch.get_num_threads()},
     }
 

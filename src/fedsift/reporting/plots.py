@@ -19,6 +19,7 @@ from matplotlib.ticker import (
 )
 
 from fedsift.checkpoints import write_atomic
+from fedsift.run_folder import read_checked
 from fedsift.runs import Run
 
 # Okabe & Ito: told apart with every common form of colour blindness, and in grey.
@@ -39,7 +40,8 @@ def write(run: Run) -> list[Path]:
     """Write the pictures of a run into its folder; return the files."""
     if run.path is None:
         return []
-    records = [json.loads(line) for line in (run.path / "history.jsonl").read_text().splitlines()]
+    lines = read_checked(run.path, "history.jsonl", run.facts).decode().splitlines()
+    records = [json.loads(line) for line in lines]
     reported = [record for record in records if record["case"] == records[-1]["case"]]
     figures = {"inclusion.png": inclusion(run), "training.png": training(run, reported)}
     return [_save(figure, run.path / name) for name, figure in figures.items()]

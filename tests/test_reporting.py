@@ -137,7 +137,7 @@ def test_the_python_interface_keeps_its_promises(tmp_path):
         fedsift.fit(data, features=2, out=tmp_path / "run", progress=stop, **options)
     with pytest.raises(fedsift.RunError, match="exists already"):
         fedsift.fit(data, features=2, out=tmp_path / "run", **options)
-    with pytest.raises(ValueError, match="other settings"):
+    with pytest.raises(fedsift.RunError, match=r"other settings \(features\)"):
         fedsift.fit(data, features=3, out=tmp_path / "run", resume=True, **options)
     resumed = fedsift.fit(data, features=2, out=tmp_path / "run", resume=True, **options)
     whole = fedsift.fit(data, features=2, **options)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack
 
@@ -10,9 +11,10 @@ from pydantic import ValidationError
 
 from fedsift.data import FederatedData
 from fedsift.data.standardise import How
+from fedsift.locks import claim
 from fedsift.methods import Messages, find_method
 from fedsift.reporting import write_report
-from fedsift.run_folder import prepare, read_facts
+from fedsift.run_folder import read_facts
 from fedsift.runs import Run
 from fedsift.sparsity import Schedule
 from fedsift.studies import Progress, Settings, check_request, refused
@@ -78,14 +80,16 @@ def fit(
         rounds: rounds of the search; the method's own number by default.
         out: folder to write the run to; None keeps it in memory.
         overwrite: replace the run in ``out``.
-        resume: go on with the run in ``out``, which must be of the same data and settings.
+        resume: go on with the run in ``out``, which must be of the same data and settings; if it is
+            finished, it is returned.
         beside: methods to score on the same splits for comparison.
         progress: called as ``progress(what, round, record)`` after every round.
         options: see `Options`.
 
     Raises:
         ValueError: a setting is out of range; the text names it.
-        RunError: ``out`` holds something else.
+        RunError: ``out`` holds something else, or another process works there.
+        CheckpointError: a checkpoint in ``out`` is damaged or of another request.
         TrainingError: the training diverged for good.
     """
     settings = _settings(
@@ -97,11 +101,11 @@ def fit(
         rounds=rounds,
         **options,
     )
-    path = _folder(out, data, settings, [method], overwrite=overwrite, resume=resume)
-    cases = split_cases(data, settings)
-    run = run_fit(cases, settings, path=path, progress=progress, beside=beside)
-    if path is not None:
-        write_report(path)
+    with _folder(out, data, settings, [method], overwrite=overwrite, resume=resume) as path:
+        cases = split_cases(data, settings)
+        run = run_fit(cases, settings, path=path, progress=progress, beside=beside)
+        if path is not None:
+            write_report(path)
     return run
 
 
@@ -126,7 +130,8 @@ def compare(
 
     Raises:
         ValueError: a setting is out of range, or a method is unknown; the text names it.
-        RunError: ``out`` holds something else.
+        RunError: ``out`` holds something else, or another process works there.
+        CheckpointError: a checkpoint in ``out`` is damaged or of another request.
         TrainingError: the training diverged for good.
     """
     for name in methods:
@@ -140,11 +145,11 @@ def compare(
         rounds=rounds,
         **options,
     )
-    path = _folder(out, data, settings, methods, overwrite=overwrite, resume=resume)
-    cases = split_cases(data, settings)
-    facts = run_compare(cases, settings, methods, path=path, progress=progress)
-    if path is not None:
-        write_report(path)
+    with _folder(out, data, settings, methods, overwrite=overwrite, resume=resume) as path:
+        cases = split_cases(data, settings)
+        facts = run_compare(cases, settings, methods, path=path, progress=progress)
+        if path is not None:
+            write_report(path)
     figures: dict[str, Any] = facts["results"]["methods"]
     return figures
 
@@ -156,6 +161,7 @@ def _settings(**given: Any) -> Settings:
         raise ValueError(refused(error)) from None
 
 
+@contextmanager
 def _folder(
     out: str | Path | None,
     data: FederatedData,
@@ -164,15 +170,14 @@ def _folder(
     *,
     overwrite: bool,
     resume: bool,
-) -> Path | None:
-    """Check the request against the data, then make the folder or accept one to go on with."""
+) -> Iterator[Path | None]:
+    """Check the request against the data, then hold a new folder or one to go on with."""
     check_request(settings, methods, data)
     if out is None:
-        return None
+        yield None
+        return
     path = Path(out)
-    if not resume:
-        prepare(path, overwrite=overwrite)
-    elif read_facts(path)["settings"] != settings.model_dump():
-        msg = f"{path} was started with other settings; give the same ones, or another folder"
-        raise ValueError(msg)
-    return path
+    if resume:
+        read_facts(path)
+    with claim(path, overwrite=overwrite, resume=resume):
+        yield path

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from fedsift.cli.commands import app
-from fedsift.cli.failures import report
+from fedsift.cli.failures import INTERRUPTED, report
 
 __all__ = ["main"]
 
@@ -25,4 +25,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  every failure ends in one line
         return report(error, debug=debug)
+    if code == INTERRUPTED:  # typer's exit for an interrupt that nothing here caught
+        return report(KeyboardInterrupt(), debug=debug)
     return int(code or 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -113,6 +114,7 @@ def resume(run: RunFolder, *, json: Json = False, quiet: Quiet = False) -> None:
     fedsift resume runs/golub-1
     """
     from fedsift.cli.output import notes, show_json
+    from fedsift.locks import claim
     from fedsift.run_folder import RunError, read_facts
     from fedsift.sources import Source
     from fedsift.studies import Settings
@@ -132,7 +134,7 @@ def resume(run: RunFolder, *, json: Json = False, quiet: Quiet = False) -> None:
         raise RunError(msg)
     source, settings = Source(**facts["source"]), Settings(**facts["settings"])
     methods = facts.get("methods", [settings.method])
-    with notes(quiet=quiet):
+    with notes(quiet=quiet), claim(run, resume=True):
         cases = source.cases(settings)
         results, text = _run(facts["command"], source, settings, methods, cases, run, quiet=quiet)
     _finish(results, text, json=json)
@@ -230,8 +232,8 @@ def _study(request: Request, command: str, methods: list[str]) -> None:
     """Check everything that can be checked, then do the work of fit or compare."""
     from fedsift.cli.output import notes
     from fedsift.cli.targets import known_results, missed, parse
+    from fedsift.locks import claim
     from fedsift.methods import find_method
-    from fedsift.run_folder import prepare
     from fedsift.studies import check_request
 
     source = request.source()
@@ -249,12 +251,14 @@ def _study(request: Request, command: str, methods: list[str]) -> None:
             methods=methods if command == "compare" else (),
         )
         targets = parse(request.require or [], known)
-        path = request.out or _free_folder(source, command)
+        path = request.out or _free_folder(source, command, make=not request.dry_run)
         if request.dry_run:
             _dry_run(request, command, settings, methods, cases, path)
             return
-        prepare(path, overwrite=request.overwrite, inputs=source.files)
-        results, text = _run(command, source, settings, methods, cases, path, quiet=request.quiet)
+        with claim(path, overwrite=request.overwrite, inputs=source.files):
+            results, text = _run(
+                command, source, settings, methods, cases, path, quiet=request.quiet
+            )
     figures = results["methods"] if command == "compare" else results
     lines = missed(targets, figures)
     _finish(results, text, json=request.json)
@@ -296,6 +300,8 @@ def _run(
                 run = run_fit(cases, settings, source=described, path=path, progress=progress)
                 results, content, last = run.results, lambda: fit_report(run), next_steps(run)
     except KeyboardInterrupt as error:
+        if not (path / "run.json").exists():
+            raise
         msg = f"stopped; go on with: fedsift resume {path}"
         raise StoppedError(msg) from error
     write_report(path)
@@ -345,10 +351,17 @@ def _dry_run(
         print(forecast_text(facts))
 
 
-def _free_folder(source: Source, command: str) -> Path:
-    """Return runs/NAME-N with the next free number."""
+def _free_folder(source: Source, command: str, *, make: bool) -> Path:
+    """Return runs/NAME-N with the next free number; making it keeps others from taking it."""
     name = source.name if command == "fit" else f"{source.name}-compare"
-    number = 1
-    while Path("runs", f"{name}-{number}").exists():
-        number += 1
-    return Path("runs", f"{name}-{number}")
+    numbered = (Path("runs", f"{name}-{number}") for number in count(1))
+    return next(path for path in numbered if (_made(path) if make else not path.exists()))
+
+
+def _made(path: Path) -> bool:
+    """Make a folder, if nothing has its name."""
+    try:
+        path.mkdir(parents=True)
+    except FileExistsError:
+        return False
+    return True

@@ -9,16 +9,20 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from fedsift.cli.commands import app
 from fedsift.cli.failures import INTERRUPTED, report
+from fedsift.cli.interrupts import stopping_at_once
 
 __all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    debug = "--debug" in given
+    if arguments is None:
+        with stopping_at_once():
+            return main(sys.argv[1:])
+    from fedsift.cli.commands import app
+
+    given, debug = list(arguments), "--debug" in arguments
     try:
         code = app(
             args=[a for a in given if a != "--debug"], prog_name="fedsift", standalone_mode=False

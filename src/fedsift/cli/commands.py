@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedsift.cli.failures import DONE, NOT_MET, StoppedError, UsageError
+from fedsift.cli.interrupts import stopping_in_order
 from fedsift.cli.options import METHOD, Request, takes_request
 
 if TYPE_CHECKING:
@@ -134,9 +135,12 @@ def resume(run: RunFolder, *, json: Json = False, quiet: Quiet = False) -> None:
         raise RunError(msg)
     source, settings = Source(**facts["source"]), Settings(**facts["settings"])
     methods = facts.get("methods", [settings.method])
-    with notes(quiet=quiet), claim(run, resume=True):
+    with notes(quiet=quiet):
         cases = source.cases(settings)
-        results, text = _run(facts["command"], source, settings, methods, cases, run, quiet=quiet)
+        with stopping_in_order(), claim(run, resume=True):
+            results, text = _run(
+                facts["command"], source, settings, methods, cases, run, quiet=quiet
+            )
     _finish(results, text, json=json)
 
 
@@ -255,7 +259,10 @@ def _study(request: Request, command: str, methods: list[str]) -> None:
         if request.dry_run:
             _dry_run(request, command, settings, methods, cases, path)
             return
-        with claim(path, overwrite=request.overwrite, inputs=source.files):
+        with (
+            stopping_in_order(),
+            claim(path, overwrite=request.overwrite, inputs=source.files),
+        ):
             results, text = _run(
                 command, source, settings, methods, cases, path, quiet=request.quiet
             )

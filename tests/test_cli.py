@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from safetensors.torch import load_file
 
 from fedsift import run_folder, runs, workflows
 from fedsift.cli import main
+from fedsift.cli.commands import free_folder
 from fedsift.sources import Source
 from fedsift.studies import Settings
 
@@ -128,6 +130,16 @@ def test_default_folders_are_numbered(sites, capsys, tmp_path, monkeypatch):
         results = shown_json(capsys)
         assert Path(results["run"]) == Path("runs", f"berlin-{number}")
         assert "test_accuracy" not in results  # without splits there is nothing to score on
+
+
+def test_runs_that_begin_at_once_get_folders_of_their_own(tmp_path, monkeypatch):
+    """Each asks before any has written a file."""
+    monkeypatch.chdir(tmp_path)
+    source = Source(demo="golub")
+    with ThreadPoolExecutor(8) as pool:
+        paths = list(pool.map(lambda _: free_folder(source, "fit", make=True), range(8)))
+    assert {path.name for path in paths} == {f"golub-{n}" for n in range(1, 9)}
+    assert not free_folder(source, "fit", make=False).exists()
 
 
 def test_a_run_is_not_overwritten_unasked(sites, fitted, capsys, tmp_path):

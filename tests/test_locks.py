@@ -28,10 +28,10 @@ def test_a_folder_in_use_is_refused_and_left_alone(tmp_path) -> None:
     run = tmp_path / "run"
     with claim(run):
         (run / "run.json").write_text("the running one")
-        for asked in ({"overwrite": True}, {"resume": True}):
+        for resume in (True, False):
             with (
                 pytest.raises(RunError, match=f"in use by process {os.getpid()} on"),
-                claim(run, **asked),
+                claim(run, resume=resume, overwrite=True),
             ):
                 pytest.fail("two at a time")
         assert (run / "run.json").read_text() == "the running one"

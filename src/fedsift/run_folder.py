@@ -164,6 +164,21 @@ def read_facts(path: Path) -> dict[str, Any]:
     return facts
 
 
+def read_finished(path: Path) -> dict[str, Any]:
+    """Read run.json of a finished run.
+
+    Raises:
+        RunError: as `read_facts` says, or the run is not finished.
+    """
+    facts = read_facts(path)
+    if facts["status"] != "done":
+        msg = (
+            f"{path} is not finished (status {facts['status']}); go on with: fedsift resume {path}"
+        )
+        raise RunError(msg)
+    return facts
+
+
 def checksum(content: bytes) -> str:
     """Return the SHA-256 (hex) of a file's content."""
     return hashlib.sha256(content).hexdigest()

@@ -25,7 +25,7 @@ from fedsift.run_folder import (
     checksum,
     clear_checkpoints,
     read_checked,
-    read_facts,
+    read_finished,
     write_facts,
 )
 from fedsift.sealed import seal, unseal
@@ -143,14 +143,9 @@ def load_run(path: str | Path) -> Run:
         RunError: it is not a run folder, not finished, or a file of it was changed.
     """
     path = Path(path)
-    facts = read_facts(path)
+    facts = read_finished(path)
     if facts["command"] != "fit":
         msg = f"{path} is a comparison of methods and holds no model; name the folder of a fit"
-        raise RunError(msg)
-    if facts["status"] != "done":
-        msg = (
-            f"{path} is not finished (status {facts['status']}); go on with: fedsift resume {path}"
-        )
         raise RunError(msg)
     read_checked(path, "model.safetensors", facts)
     params, meta = unseal(path / "model.safetensors")

@@ -255,7 +255,7 @@ def _study(request: Request, command: str, methods: list[str]) -> None:
             methods=methods if command == "compare" else (),
         )
         targets = parse(request.require or [], known)
-        path = request.out or _free_folder(source, command, make=not request.dry_run)
+        path = request.out or free_folder(source, command, make=not request.dry_run)
         if request.dry_run:
             _dry_run(request, command, settings, methods, cases, path)
             return
@@ -358,7 +358,7 @@ def _dry_run(
         print(forecast_text(facts))
 
 
-def _free_folder(source: Source, command: str, *, make: bool) -> Path:
+def free_folder(source: Source, command: str, *, make: bool) -> Path:
     """Return runs/NAME-N with the next free number; making it keeps others from taking it."""
     name = source.name if command == "fit" else f"{source.name}-compare"
     numbered = (Path("runs", f"{name}-{number}") for number in count(1))

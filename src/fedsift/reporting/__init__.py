@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fedsift.checkpoints import write_atomic
 from fedsift.reporting.tables import compare_report, fit_report, to_text
-from fedsift.run_folder import read_facts
+from fedsift.run_folder import read_finished
 from fedsift.runs import load_run
 
 __all__ = ["compare_report", "fit_report", "to_text", "write_report"]
@@ -18,7 +18,7 @@ def write_report(path: Path) -> list[Path]:
     Raises:
         RunError: it is not a run folder, or not finished.
     """
-    facts = read_facts(path)
+    facts = read_finished(path)
     text = path / "report.txt"
     if facts["command"] == "compare":
         write_atomic(text, to_text(compare_report(facts)).encode())

@@ -15,8 +15,9 @@ from fedsift.data import FederatedData
 from fedsift.engines import ENGINES, make_engine
 from fedsift.engines.base import Carried, Job, begin
 from fedsift.engines.envelopes import Envelope, Inbox, schema_of
+from fedsift.engines.grid import lay_out
 from fedsift.engines.loop import Loop
-from fedsift.engines.vectorized import Vectorized, lay_out
+from fedsift.engines.vectorized import Vectorized
 from fedsift.problems import supervised
 from fedsift.training import train
 from tests.laws import (
@@ -204,17 +205,9 @@ def test_a_site_that_leaves_or_is_renamed_changes_no_other_site(change: str) -> 
     before, after = (
         job(linear_problem(d), d, FedAvg(), seeds=(0, 1), data_seed=3) for d in (data, other)
     )
-    seeds = torch.tensor([0, 1]).unsqueeze(1)
     for site in (c for c in data.sites if c != gone):
-        old, new = torch.tensor([data.sites.index(site)]), torch.tensor([other.sites.index(site)])
-        for number in range(4):
-            assert torch.equal(
-                before.lane_keys(number, "round", seeds, old),
-                after.lane_keys(number, "round", seeds, new),
-            )
-            assert torch.equal(
-                before.batch_keys(number, "round", old), after.batch_keys(number, "round", new)
-            )
+        old, new = data.sites.index(site), other.sites.index(site)
+        assert torch.equal(before.site_keys[old], after.site_keys[new])
     # Whoever was chosen before the change and is still there is chosen again.
     names = {n: data.sites.index(n) for n in data.sites if n != gone}
     for number in range(20):

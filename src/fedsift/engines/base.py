@@ -16,6 +16,7 @@ from fedsift.algorithms.base import Algorithm, Upload
 from fedsift.channels import Broadcast, Channel, start_broadcast
 from fedsift.clients import ClientStore
 from fedsift.data import FederatedData
+from fedsift.engines.grid import block_rows
 from fedsift.problems import Problem
 from fedsift.sites import SiteData
 from fedsift.trees import Tree
@@ -31,9 +32,10 @@ class Job:
     """A problem, the data of its sites, and how to train: all that does not change in a run.
 
     ``allowed`` [S, C] says which sites may take part for each seed; None: all. Derived:
-    ``run_keys`` [S], ``site_keys`` [C]; ``shares`` [C] the weights of sites in averages; ``sizes``
-    [C] and ``by_size`` [C], the sites in order of size; ``eligible`` [S, C], what ``allowed``
-    means; ``population`` [S], the weight of all eligible sites.
+    ``run_keys`` [S], ``data_key``, ``site_keys`` [C]; ``shares`` [C] the weights of sites in
+    averages; ``offsets`` and ``sizes`` [C] of their rows, ``by_size`` [C] the sites in order of
+    size, ``block_rows`` [C] their rows with padding; ``eligible`` [S, C], what ``allowed`` means;
+    ``population`` [S], the weight of all eligible sites.
     """
 
     problem: Problem
@@ -47,9 +49,12 @@ class Job:
     allowed: Tensor | None = None
     delivery: Delivery | None = None
     run_keys: Tensor = field(init=False)
+    data_key: Tensor = field(init=False)
     site_keys: Tensor = field(init=False)
     shares: Tensor = field(init=False)
+    offsets: Tensor = field(init=False)
     sizes: Tensor = field(init=False)
+    block_rows: Tensor = field(init=False)
     by_size: Tensor = field(init=False)
     eligible: Tensor = field(init=False)
     population: Tensor = field(init=False)
@@ -72,9 +77,12 @@ class Job:
             raise ValueError(msg)
         derived = {
             "run_keys": keys,
+            "data_key": random.key("batches", self.data_seed),
             "site_keys": names,
             "shares": shares,
+            "offsets": torch.tensor(self.data.offsets[:-1]),
             "sizes": sizes,
+            "block_rows": block_rows(sizes),
             "by_size": sizes.argsort(stable=True),
             "eligible": eligible,
             "population": (eligible * shares).sum(1),
@@ -102,16 +110,14 @@ class Job:
         chosen = torch.topk(draw, count, largest=False).indices
         return torch.zeros_like(eligible).scatter(1, chosen, value=True)
 
-    def lane_keys(self, round_number: int, exchange: str, seeds: Tensor, sites: Tensor) -> Tensor:
-        """Return the keys of the lanes (seed, site) in an exchange."""
-        return random.fold(
-            random.fold(self.run_keys[seeds], exchange, round_number), self.site_keys[sites]
-        )
 
-    def batch_keys(self, round_number: int, exchange: str, sites: Tensor) -> Tensor:
-        """Return the keys that draw the sites' batches, the same for all run seeds."""
-        key = random.key("batches", self.data_seed)
-        return random.fold(random.fold(key, exchange, round_number), self.site_keys[sites])
+def exchange_key(key: Tensor, exchange: str, number: int | Tensor, site: Tensor) -> Tensor:
+    """Return the key of a site in an exchange of round ``number``.
+
+    ``key`` is the run's, for a lane's own noise, or the data's, which draws the batches: the same
+    for all run seeds.
+    """
+    return random.fold(random.fold(key, exchange, number), site)
 
 
 class Carried(NamedTuple):

@@ -11,7 +11,7 @@ from torch import Tensor
 from fedsift import channels, messages, trees
 from fedsift.algorithms.base import Info, Total, Upload
 from fedsift.channels import Broadcast
-from fedsift.engines.base import Carried, Job, Report, send
+from fedsift.engines.base import Carried, Job, Report, exchange_key, send
 from fedsift.engines.envelopes import Envelope, Inbox, schema_of
 from fedsift.sites import SiteData
 from fedsift.trees import Tree
@@ -117,9 +117,9 @@ class Loop:
             job.data.y[rows],
             job.data.weight[rows],
             job.shares[c],
-            job.batch_keys(round_number, exchange, site)[0],
+            exchange_key(job.data_key, exchange, round_number, job.site_keys[c]),
         )
-        key = job.lane_keys(round_number, exchange, seed, site)[0]
+        key = exchange_key(job.run_keys[s], exchange, round_number, job.site_keys[c])
         try:
             upload, client, info = job.algorithm.client_round(
                 job.problem, self.held[s, c], client, data, key, exchange

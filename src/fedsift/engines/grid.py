@@ -1,0 +1,74 @@
+"""How sites and seeds are laid out as lanes."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedsift import trees
+
+PADDING = 1.2  # rows of a class of sites, padding included, over real rows
+SPARE = 64  # rows of a site that may be padding in any case
+
+
+class Grid(NamedTuple):
+    """Which seeds are at which sites.
+
+    ``sites`` [U]; ``seeds`` [U, Q]; ``real`` [U, Q] the places that are lanes; ``lane`` [S, K]
+    where a seed's lanes are in the flattened grid, in order of the sites' numbers, and ``site``
+    [S, K] whose they are; ``full``: every seed is at every site.
+    """
+
+    sites: Tensor
+    seeds: Tensor
+    real: Tensor
+    lane: Tensor
+    site: Tensor
+    full: bool
+
+    def by_seed(self, structure: Any) -> Any:
+        """Arrange structures [U·Q, ...] of the grid's places as [S, K, ...]."""
+        return trees.map_tensors(lambda t: t[self.lane], structure)
+
+
+def lay_out(participants: Tensor, order: Tensor) -> Grid:
+    """Return the grid for participants [S, C], with sites in the given order.
+
+    Its width is the number of seeds, or a power of two where half of them would do, so that it
+    seldom changes from round to round.
+    """
+    n_seeds, n_sites = participants.shape
+    position, seed = participants[:, order].T.nonzero(as_tuple=True)
+    rows, row, counts = torch.unique_consecutive(position, return_inverse=True, return_counts=True)
+    starts = counts.cumsum(0) - counts
+    column = torch.arange(len(seed)) - starts[row]
+    needed = int(counts.max())
+    width = n_seeds if 2 * needed > n_seeds else 1 << (needed - 1).bit_length()
+    seeds = seed[starts].unsqueeze(1).repeat(1, width)
+    seeds[row, column] = seed
+    real = torch.zeros_like(seeds, dtype=torch.bool)
+    real[row, column] = True
+    by_seed = torch.argsort(seed * n_sites + order[position])
+    lane, site = (
+        (t[by_seed]).reshape(n_seeds, -1) for t in (row * width + column, order[position])
+    )
+    return Grid(order[rows], seeds, real, lane, site, bool(participants.all()))
+
+
+def block_rows(sizes: Tensor) -> Tensor:
+    """Return how many rows, with padding, each site's block has: few sizes for many sites.
+
+    From the largest site on, sites share a size while the padding is within its bounds.
+    """
+    order = sizes.argsort(descending=True, stable=True)
+    blocks = torch.empty_like(sizes)
+    whole, start, real = 0, 0, 0
+    for place, size in enumerate(sizes[order].tolist()):
+        count = place + 1 - start
+        if place == 0 or whole * count > PADDING * (real + size) + SPARE * count:
+            whole, start, real = -(-size // 8) * 8, place, 0
+        real += size
+        blocks[order[place]] = whole
+    return blocks

@@ -1,0 +1,168 @@
+"""The tensor work of an exchange as four pure functions, each fused by `torch.compile` on request.
+
+The rounds of a run differ in tensors alone (keys, states, the number of the round), so that a
+function is compiled once; jobs that differ in data and seeds share it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from fedsift import channels, trees
+from fedsift.algorithms.base import Total
+from fedsift.engines.base import Job, exchange_key, send
+from fedsift.sites import SiteData
+
+log = logging.getLogger(__name__)
+
+Program = Callable[..., Any]
+
+
+def publishing(job: Job, exchange: str) -> Program:
+    """Return (server, broadcast, tick) → the next broadcast, leaves [S, ...]."""
+
+    def publish(server: Any, broadcast: channels.Broadcast, tick: Tensor) -> channels.Broadcast:
+        def one(state: Any, before: channels.Broadcast) -> channels.Broadcast:
+            shared = job.algorithm.download(job.problem, state, exchange)
+            return channels.advance(job.channel, job.problem, before, shared, tick)
+
+        published: channels.Broadcast = vmap(one)(server, broadcast)
+        return published
+
+    return publish
+
+
+def working(job: Job, exchange: str, *, full: bool) -> Program:
+    """Return the sites' work on a grid of lanes, [U, Q]: (shared, state, data, keys, number) → ...
+
+    ``full``: ``shared`` is [S, ...], the same for every site; else it is [U, Q, ...]. ``data``: x,
+    y, weight, share of the sites, [U, ...]; ``keys``: of the runs [U, Q], the data [] and the sites
+    [U]; ``number``: of the round. The result is (sent, state after, info, bytes, finite?), leaves
+    [U·Q, ...].
+    """
+
+    def lane(shared: Any, state: Any, rows: tuple[Tensor, ...], key: Tensor) -> Any:
+        client, residual = state
+        upload, client, info = job.algorithm.client_round(
+            job.problem, shared, client, SiteData(*rows), key, exchange
+        )
+        sent, residual, size = send(job, exchange, upload, residual)
+        finite = trees.all_finite({group: tree for group, (tree, _) in sent.items()})
+        return sent, (client, residual), info, size, finite
+
+    def work(
+        shared: Any,
+        state: Any,
+        data: tuple[Tensor, ...],
+        keys: tuple[Tensor, Tensor, Tensor],
+        number: Tensor,
+    ) -> Any:
+        runs, batches, sites = keys
+        lanes = exchange_key(runs, exchange, number, sites.unsqueeze(1))
+        data = (*data, exchange_key(batches, exchange, number, sites))
+        one_seed, one_site = lanes.shape[1] == 1, lanes.shape[0] == 1
+        if one_seed:
+            drop = lambda t: t.squeeze(1)  # noqa: E731
+            shared = trees.map_tensors((lambda t: t.squeeze(0)) if full else drop, shared)
+            over_sites = vmap(lane, in_dims=(None if full else 0, 0, 0, 0))
+            return over_sites(shared, trees.map_tensors(drop, state), data, drop(lanes))
+        if one_site:
+            first = lambda t: t.squeeze(0)  # noqa: E731
+            shared = shared if full else trees.map_tensors(first, shared)
+            over_seeds = vmap(lane, in_dims=(0, 0, None, 0))
+            state, data = trees.map_tensors(first, state), trees.map_tensors(first, data)
+            return over_seeds(shared, state, data, first(lanes))
+        both = vmap(vmap(lane, in_dims=(0, 0, None, 0)), in_dims=(None if full else 0, 0, 0, 0))
+        return trees.map_tensors(lambda t: t.flatten(0, 1), both(shared, state, data, lanes))
+
+    return work
+
+
+def serving(job: Job, exchange: str) -> Program:
+    """Return (server, sent, info, bytes, lane, taken, population) → (server, info, bytes up).
+
+    ``sent``, ``info`` and ``bytes``: of the grid's places, [U·Q, ...]; ``lane`` and ``taken``
+    [S, K]: where a seed's lanes are, and whose uploads count; a seed whose uploads are all lost
+    keeps its server.
+    """
+
+    def serve(
+        server: Any,
+        sent: Any,
+        info: Any,
+        size: Tensor,
+        lane: Tensor,
+        taken: Tensor,
+        population: Tensor,
+    ) -> tuple[Any, dict[str, Tensor], Tensor]:
+        totals = {}
+        for group, (tree, weight) in trees.map_tensors(lambda t: t[lane], sent).items():
+            counted = torch.where(taken, weight, 0.0)
+            clean = trees.where(taken, tree, trees.zeros_like(tree))
+            mean = vmap(job.aggregator)(clean, counted)
+            totals[group] = Total(mean, counted.sum(1), population)
+        after, server_info = vmap(
+            lambda s, t: job.algorithm.server_round(job.problem, s, t, exchange)
+        )(server, totals)
+        means = {k: v[lane].mean(1) for k, v in info.items()}
+        return trees.where(taken.any(1), after, server), means | server_info, size[lane].sum(1)
+
+    return serve
+
+
+def counting(job: Job, exchange: str) -> Program:  # noqa: ARG001
+    """Return (broadcast, seed, seen) → the bytes that bring a site up to date, [P].
+
+    ``seed`` and ``seen`` [P]: whose site, and the exchange in which it was served last.
+    """
+
+    def count(broadcast: channels.Broadcast, seed: Tensor, seen: Tensor) -> Tensor:
+        behind = trees.map_tensors(lambda t: t[seed], broadcast)
+        sizes: Tensor = vmap(channels.download_size)(behind, seen)
+        return sizes
+
+    return count
+
+
+_FUSED: dict[tuple[Any, ...], Program] = {}
+
+
+@dataclass
+class Programs:
+    """Runs programs, fused or not.
+
+    Attributes:
+        fused: whether `torch.compile` is used; without a compiler the work goes on unfused.
+    """
+
+    fused: bool = False
+
+    def run(
+        self, make: Callable[..., Program], job: Job, exchange: str, *args: Any, **options: bool
+    ) -> Any:
+        """Call the program that ``make`` returns for a job's exchange."""
+        program = make(job, exchange, **options)
+        if not self.fused or job.algorithm.asks_everyone(exchange):
+            return program(*args)
+        rules = (id(job.problem), job.algorithm, job.channel, job.aggregator)
+        name = (make.__name__, exchange, *options.values(), *rules)
+        if name not in _FUSED:
+            # One code object serves every algorithm, each with few shapes: allow for all of them.
+            torch._dynamo.config.recompile_limit = 256  # noqa: SLF001
+            _FUSED[name] = torch.compile(program, dynamic=False, fullgraph=True)
+        # A tensor that is given twice would be compiled for as one: give each an object of its own.
+        apart = trees.map_tensors(Tensor.detach, args)
+        try:
+            return _FUSED[name](*apart)
+        except Exception as error:  # noqa: BLE001 - whatever the compiler says, the work can go on
+            reason = str(error).split("\n", 1)[0]
+            log.warning("torch.compile failed (%s): going on without it", reason)
+            self.fused = False
+            return program(*args)

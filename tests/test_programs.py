@@ -1,0 +1,87 @@
+"""Fused and unfused work give one result; without a compiler only speed is lost."""
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedsift.algorithms import EFLoPS
+from fedsift.channels import TopM
+from fedsift.engines.base import Carried, Job
+from fedsift.engines.grid import PADDING, SPARE, block_rows
+from fedsift.engines.programs import Programs
+from fedsift.engines.vectorized import Vectorized
+from tests.laws import job, largest_gap, linear_problem, proceed, rows
+
+
+def gated(sizes: tuple[int, ...], seeds: tuple[int, ...]) -> Job:
+    data = rows("regression", sizes=sizes, d=12)
+    algorithm = EFLoPS(density=0.25, learning_rate=0.05, batch_size=8)
+    return job(linear_problem(data), data, algorithm, TopM(3), seeds=seeds)
+
+
+@pytest.mark.parametrize(("seeds", "participation"), [((0,), 1.0), ((0, 1, 2), 0.5)])
+def test_fused_and_unfused_agree_and_nothing_is_compiled_twice(
+    seeds: tuple[int, ...], participation: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    work = gated((9, 30, 12, 8, 31, 10), seeds)
+    fused = Vectorized(Programs(fused=True))
+    plain, plain_bytes = proceed(work, Vectorized(), 10, participation)
+    carried, early = proceed(work, fused, 2, participation)
+    with torch.compiler.set_stance("fail_on_recompile" if participation == 1 else "default"):
+        carried, late = more(work, fused, carried, range(2, 10), participation)
+    assert fused.programs.fused, caplog.text
+    assert largest_gap(carried.server, plain.server) <= 1e-5
+    assert torch.equal(early + late, plain_bytes)
+
+
+def more(
+    work: Job, engine: Vectorized, carried: Carried, numbers: range, participation: float
+) -> tuple[Carried, Tensor]:
+    total = torch.zeros((2, len(work.seeds)), dtype=torch.int64)
+    for number in numbers:
+        participants = work.participants(number, participation)
+        carried, report = engine.exchange(work, carried, number, "round", participants)
+        total += torch.stack([report.bytes_up, report.bytes_down])
+    return carried, total
+
+
+def test_few_block_sizes_with_little_padding() -> None:
+    generator = torch.Generator().manual_seed(0)
+    sizes = (torch.randn(500, generator=generator) * 1.2 + 4).exp().long().clamp(min=1)
+    blocks = block_rows(sizes)
+    assert bool((blocks >= sizes).all())
+    assert len(blocks.unique()) <= 12
+    for size in blocks.unique():
+        real = sizes[blocks == size]
+        assert float(size * len(real)) <= PADDING * float(real.sum()) + (SPARE + 8) * len(real)
+
+
+def test_without_a_compiler_only_speed_is_lost(tmp_path) -> None:
+    code = """
+        import logging, torch
+        logging.basicConfig()
+        from fedsift.engines.programs import Programs
+        from fedsift.engines.vectorized import Vectorized
+        from tests.laws import bit_equal, proceed
+        from tests.test_programs import gated
+        work, engine = gated((9, 12), (0,)), Vectorized(Programs(fused=True))
+        fused, plain = (proceed(work, e, 3)[0] for e in (engine, Vectorized()))
+        assert not engine.programs.fused
+        assert bit_equal(fused.server, plain.server)
+        """
+    hidden = {"PATH": str(tmp_path), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "CXX": "absent"}
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env=os.environ | hidden,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("going on without it") == 1

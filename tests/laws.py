@@ -83,15 +83,14 @@ def job(
 def proceed(
     job: Job, engine: Any, rounds: int, participation: float = 1.0, carried: Carried | None = None
 ) -> tuple[Carried, Tensor]:
-    """Run the rounds of a job without evaluation; return what is carried and the bytes [2, S]."""
+    """Run the rounds of a job without evaluation; return what is carried and the bytes [3, S]."""
     carried = carried or begin(job)
-    total = torch.zeros((2, len(job.seeds)), dtype=torch.int64)
+    total = torch.zeros((3, len(job.seeds)), dtype=torch.int64)
     for number in range(rounds):
         participants = job.participants(number, participation)
-        for exchange in job.algorithm.exchanges_at(number):
-            asked = job.eligible if job.algorithm.asks_everyone(exchange) else participants
+        for exchange, asked in job.exchanges(carried, number, participants):
             carried, report = engine.exchange(job, carried, number, exchange, asked)
-            total += torch.stack([report.bytes_up, report.bytes_down])
+            total += torch.stack([report.bytes_up, report.bytes_down, report.bytes_regions])
     return carried, total
 
 

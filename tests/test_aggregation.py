@@ -1,8 +1,11 @@
-"""The weighted mean."""
+"""The weighted mean, of all uploads and region by region."""
 
+import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from fedsift.aggregation import AGGREGATORS, mean
+from fedsift.aggregation import AGGREGATORS, assign_regions, mean, mean_by_region
 from tests.laws import normal
 
 
@@ -49,3 +52,67 @@ def test_lanes_are_independent() -> None:
     lanes = torch.func.vmap(AGGREGATORS["mean"])(stacked, weight)["a"]
     for lane in range(3):
         torch.testing.assert_close(lanes[lane], mean({"a": stacked["a"][lane]}, weight[lane])["a"])
+
+
+def test_the_means_of_regions_by_hand() -> None:
+    """Regions {0, 2} and {1}: (1·2 + 3·6) / 4 = 5 and 7; 2 has no upload that counts, 3 none."""
+    stacked = {"a": torch.tensor([[2.0, 0.0], [7.0, 0.0], [6.0, 4.0], [9.0, 9.0]])}
+    weight, region = torch.tensor([1.0, 2.0, 3.0, 0.0]), torch.tensor([0, 1, 0, 2])
+    means, weights = mean_by_region(stacked, weight, region)
+    assert weights.tolist() == [4.0, 2.0, 0.0, 0.0]
+    assert means["a"][:2].tolist() == [[5.0, 3.0], [7.0, 0.0]]
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 40)), min_size=1, max_size=10))
+@settings(deadline=None)
+def test_the_mean_of_the_regions_is_the_mean(members: list[tuple[int, int]]) -> None:
+    """For any regions and weights; numbers that are zero everywhere stay zero."""
+    count = len(members)
+    region = torch.tensor([place for place, _ in members]) % count
+    weight = torch.tensor([float(w) for _, w in members])
+    if not weight.any():
+        weight[0] = 1.0
+    stacked = {"a": normal(count, 5), "b": torch.zeros(count, 3), "c": normal(count, seed=2)}
+    means, weights = mean_by_region(stacked, weight, region)
+    for name, flat in mean(stacked, weight).items():
+        torch.testing.assert_close(mean(means, weights)[name], flat, rtol=1e-6, atol=1e-6)
+    assert not means["b"].any()
+    assert weights.sum() == weight.sum()
+
+
+def test_where_a_region_agrees_its_mean_is_exactly_what_its_sites_say() -> None:
+    stacked = {"a": normal(1, 50).repeat(7, 1)}
+    means, _ = mean_by_region(stacked, torch.arange(7.0), torch.tensor([0, 0, 0, 1, 1, 1, 1]))
+    assert torch.equal(means["a"][:2], stacked["a"][:2])
+
+
+def test_regions_in_lanes_are_independent() -> None:
+    stacked, weight = {"a": normal(3, 4, 2)}, normal(3, 4, seed=1).abs()
+    region = torch.tensor([[0, 0, 1, 1], [0, 1, 2, 3], [0, 0, 0, 0]])
+    lanes, weights = torch.func.vmap(mean_by_region)(stacked, weight, region)
+    for lane in range(3):
+        alone = mean_by_region({"a": stacked["a"][lane]}, weight[lane], region[lane])
+        torch.testing.assert_close((lanes["a"][lane], weights[lane]), (alone[0]["a"], alone[1]))
+
+
+def test_sites_are_dealt_to_regions_by_name() -> None:
+    """A site keeps its region whoever else is there; a thousand are dealt about evenly."""
+    names = [f"site {number}" for number in range(1000)]
+    dealt = assign_regions(names, 10)
+    assert torch.equal(assign_regions(names[::2], 10), dealt[::2])
+    assert 60 < int(dealt.bincount(minlength=10).min()) <= int(dealt.bincount().max()) < 145
+    named = assign_regions(["a", "b", "c"], {"c": "south", "a": "north", "b": "south", "z": "-"})
+    assert named[1] == named[2] != named[0]
+
+
+@pytest.mark.parametrize(
+    ("regions", "message"),
+    [
+        (0, "regions is 0; give 1 to 2"),
+        (3, "regions is 3"),
+        ({"a": "north"}, "no region for site 'b'"),
+    ],
+)
+def test_regions_that_make_no_sense_are_refused(regions: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        assign_regions(["a", "b"], regions)

@@ -146,6 +146,95 @@ def test_chunks_of_sites_change_nothing(name: str) -> None:
     assert torch.equal(bytes_whole, bytes_pieces)
 
 
+@pytest.mark.parametrize("name", ["eflops", "fedavg", "fediterht"])
+def test_regions_change_nothing_but_the_bytes(name: str) -> None:
+    """The engines agree on regions, some of whose uploads are lost, and with no regions to 1e-6."""
+    data = rows()
+
+    def delivery(tick: int, seed: torch.Tensor, site: torch.Tensor) -> torch.Tensor:
+        return (site + seed + tick) % 4
+
+    algorithm = every_algorithm(0.25, rounds=6)[name]
+    flat = job(linear_problem(data), data, algorithm, CHANNELS["feedback"], seeds=(0, 1))
+    flat = replace(flat, delivery=delivery)
+    tree = replace(flat, regions=torch.tensor([0, 1, 0, 1, 2]))
+    both(tree, 6, 0.8, 1e-5)
+    whole, bytes_whole = proceed(flat, Vectorized(), 6, 0.8)
+    parts, bytes_parts = proceed(tree, Vectorized(), 6, 0.8)
+    assert largest_gap(whole.server, parts.server) <= 1e-6 * max(1.0, size_of(whole.server))
+    assert not bytes_whole[2].any()
+    assert (bytes_parts[2] > 0).all()
+    if name != "fediterht":  # a last digit may decide which of two equal weights it keeps
+        assert torch.equal(bytes_whole[0], bytes_parts[0])
+
+
+def test_one_region_passes_on_what_the_server_would_sum_up() -> None:
+    """3 dense uploads: 8 bytes of header and, a part, 12 and its numbers: 12 weights, bias, 1/η.
+
+    The region's message has one part more, its weight.
+    """
+    data = rows(sizes=(4, 4, 4))
+    work = job(linear_problem(data), data, FedAvg(learning_rate=0.1), regions=torch.zeros(3).long())
+    _, sizes = proceed(work, Vectorized(), 1)
+    upload = 8 + (12 + 48) + (12 + 4) + (12 + 4)
+    assert sizes[0].tolist() == [3 * upload]
+    assert sizes[2].tolist() == [upload + 12 + 4]
+
+
+def test_regions_are_refused_with_a_rule_that_is_not_linear() -> None:
+    def median(stacked: Any, weight: torch.Tensor) -> Any:
+        return trees.map_tensors(lambda t: t.median(0).values, stacked)
+
+    data = rows()
+    with pytest.raises(ValueError, match="median cannot be taken region by region"):
+        Job(
+            linear_problem(data),
+            data,
+            FedAvg(),
+            CHANNELS["dense"],
+            median,
+            (0,),
+            regions=torch.zeros(5, dtype=torch.int64),
+        )
+
+
+@pytest.mark.parametrize("engine", [Loop, Vectorized])
+def test_a_seed_that_asks_nobody_stays_as_it_is(engine: Any) -> None:
+    data = rows()
+    work = job(linear_problem(data), data, FedAvg(), CHANNELS["feedback"], seeds=(0, 1, 2))
+    carried, _ = proceed(work, engine(), 1)
+    asked = work.eligible.clone()
+    asked[1] = False
+    after, report = engine().exchange(work, carried, 1, "curvature", asked)
+    for part in ("server", "broadcast"):
+        before, now = (trees.unstack(getattr(c, part), 1) for c in (carried, after))
+        assert largest_gap(before, now) == 0
+    assert torch.equal(after.ledger[1], carried.ledger[1])
+    assert torch.equal(after.seen[1], carried.seen[1])
+    assert report.bytes_up.tolist()[1] == report.bytes_down.tolist()[1] == 0
+    assert (report.bytes_up[[0, 2]] > 0).all()
+    assert not (after.seen[[0, 2]] == carried.seen[[0, 2]]).any()
+
+
+def test_a_site_measures_its_curvature_when_it_is_first_asked() -> None:
+    data = rows(sizes=(3,) * 9)
+    work = job(linear_problem(data), data, FedAvg(), seeds=(0, 1))
+    carried, engine = begin(work), Vectorized()
+    for number in range(9):
+        participants = work.participants(number, 2)
+        new = (participants & (carried.ledger < 0)).any(1)
+        steps = work.exchanges(carried, number, participants)
+        for exchange, asked in steps:
+            carried, _ = engine.exchange(work, carried, number, exchange, asked)
+            if exchange == "curvature":
+                assert torch.equal(asked.any(1), new | (number == 0))
+        assert steps[-1][1] is participants
+        assert len(steps) == 1 + bool(new.any())
+    measured = carried.store.kept.slots[0].curvature.amax(1)  # [sites visited, S]
+    visited = (carried.seen.T >= 0)[list(carried.store.row_of)]
+    assert torch.equal(measured > 0, visited)
+
+
 def test_seeds_are_independent() -> None:
     """What a seed does is the same beside other seeds as alone."""
     data = rows()
@@ -171,7 +260,7 @@ def test_the_grid_has_every_lane_once(draw: st.DataObject) -> None:
         chosen = draw.draw(st.permutations(range(sites)))[:count]
         participants[s, chosen] = True
     order = torch.tensor(draw.draw(st.permutations(range(sites))))
-    grid = lay_out(participants, order)
+    grid = lay_out(participants, torch.argsort(order))
     width = grid.seeds.shape[1]
     assert grid.lane.shape == grid.site.shape == (seeds, count)
     for s in range(seeds):

@@ -18,17 +18,20 @@ from fedsift.engines.vectorized import Vectorized
 from tests.laws import job, largest_gap, linear_problem, proceed, rows
 
 
-def gated(sizes: tuple[int, ...], seeds: tuple[int, ...]) -> Job:
+def gated(
+    sizes: tuple[int, ...], seeds: tuple[int, ...], regions: torch.Tensor | None = None
+) -> Job:
     data = rows("regression", sizes=sizes, d=12)
     algorithm = EFLoPS(density=0.25, learning_rate=0.05, batch_size=8)
-    return job(linear_problem(data), data, algorithm, TopM(3), seeds=seeds)
+    return job(linear_problem(data), data, algorithm, TopM(3), seeds=seeds, regions=regions)
 
 
 @pytest.mark.parametrize(("seeds", "participation"), [((0,), 1.0), ((0, 1, 2), 0.5)])
 def test_fused_and_unfused_agree_and_nothing_is_compiled_twice(
     seeds: tuple[int, ...], participation: float, caplog: pytest.LogCaptureFixture
 ) -> None:
-    work = gated((9, 30, 12, 8, 31, 10), seeds)
+    regions = torch.tensor([0, 1, 0, 1, 2, 2]) if participation < 1 else None
+    work = gated((9, 30, 12, 8, 31, 10), seeds, regions)
     fused = Vectorized(Programs(fused=True))
     plain, plain_bytes = proceed(work, Vectorized(), 10, participation)
     carried, early = proceed(work, fused, 2, participation)
@@ -42,11 +45,11 @@ def test_fused_and_unfused_agree_and_nothing_is_compiled_twice(
 def more(
     work: Job, engine: Vectorized, carried: Carried, numbers: range, participation: float
 ) -> tuple[Carried, Tensor]:
-    total = torch.zeros((2, len(work.seeds)), dtype=torch.int64)
+    total = torch.zeros((3, len(work.seeds)), dtype=torch.int64)
     for number in numbers:
         participants = work.participants(number, participation)
         carried, report = engine.exchange(work, carried, number, "round", participants)
-        total += torch.stack([report.bytes_up, report.bytes_down])
+        total += torch.stack([report.bytes_up, report.bytes_down, report.bytes_regions])
     return carried, total
 
 

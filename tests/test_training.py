@@ -42,9 +42,8 @@ OUTCOMES = ("regression", "binary", "multiclass")
 
 
 def state_of(run: Training) -> Any:
-    store = run.carried.store
-    slots = trees.map_tensors(lambda t: t, store.slots)
-    return (run.carried.server, run.carried.broadcast, slots, run.carried.ledger, run.carried.seen)
+    kept = run.carried.store.kept
+    return (run.carried.server, run.carried.broadcast, kept, run.carried.ledger, run.carried.seen)
 
 
 def least_squares(data: FederatedData) -> torch.Tensor:
@@ -61,8 +60,8 @@ def test_one_local_step_ends_at_the_pooled_solution(algorithm: FedAvg) -> None:
     data = replace(data, x=data.x * scale)
     problem = linear_problem(data, torch.float64)
     run = train(problem, data, algorithm, rounds=300, evaluate_every=300)
-    curvatures = run.carried.store.slots[0].curvature
-    assert curvatures[0].max() > 10 * curvatures[0].min()
+    curvatures = run.carried.store.kept.slots[0].curvature[:, 0]
+    assert curvatures.max() > 10 * curvatures.min()
     found = torch.cat([run.params["weight"][0, 0], run.params["bias"][0]])
     assert (found - least_squares(data)).abs().max() < 1e-6
 
@@ -441,3 +440,69 @@ def test_early_stopping_keeps_the_state_with_the_lowest_validation_loss() -> Non
     kept = float(evaluate(problem, run.params, held_out)["loss"])
     assert kept == pytest.approx(min(losses), rel=1e-6)
     assert kept < float(evaluate(problem, full.params, held_out)["loss"])
+
+
+def test_regions_are_counted_by_level_and_change_nothing_else() -> None:
+    data = rows(sizes=(3,) * 12)
+    whole, parts = (
+        train(
+            linear_problem(data),
+            data,
+            EFLoPS(density=0.25),
+            rounds=6,
+            seeds=(0, 1),
+            participation=7,
+            channel=CHANNELS["feedback"],
+            regions=regions,
+        )
+        for regions in (None, 3)
+    )
+    assert largest_gap(whole.params, parts.params) <= 1e-6 * max(
+        1.0, float(whole.params["weight"].abs().max())
+    )
+    assert "bytes_up_by_level" not in whole.history[-1]
+    for one, other in zip(whole.history, parts.history, strict=True):
+        levels = other["bytes_up_by_level"]
+        assert levels["sites"] == one["bytes_up"]
+        assert levels["sites"] + levels["regions"] == other["bytes_up"]
+        assert other["bytes_down"] == one["bytes_down"]
+    assert int(parts.bytes_regions.sum()) == parts.history[-1]["bytes_up_by_level"]["regions"] > 0
+
+
+def test_few_sites_evaluated_give_their_loss_always_the_same() -> None:
+    """And as many as there are, or None, give that of all."""
+    data = rows(sizes=(3,) * 12)
+
+    def losses(count: int | None, seeds: tuple[int, ...] = (0,)) -> list[float]:
+        run = train(
+            linear_problem(data),
+            data,
+            FedAvg(),
+            rounds=3,
+            seeds=seeds,
+            evaluate_every=1,
+            evaluate_sites=count,
+        )
+        return [record["loss"] for record in run.history]
+
+    assert losses(12) == losses(None) != losses(4)
+    run = train(linear_problem(data), data, FedAvg(), rounds=2, evaluate_sites=4)
+    sample = run.job.sample(4)
+    assert sample is not None
+    assert len(set(sample)) == 4
+    chosen = data.take(torch.isin(data.site_of_row, torch.tensor(sample)))
+    assert run.history[-1]["loss"] == pytest.approx(
+        float(evaluate(run.job.problem, run.params, chosen)["loss"]), rel=1e-6
+    )
+
+
+def test_evaluation_in_pieces_is_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = rows(sizes=(9, 1, 14, 2, 6))
+    run = train(linear_problem(data), data, FedAvg(), rounds=1)
+    whole = evaluate(run.job.problem, run.params, data)
+    monkeypatch.setattr("fedsift.evaluation.GATHERED_ROWS", 5)
+    monkeypatch.setattr("fedsift.evaluation.EVALUATION_ROWS", 7)
+    for sites in (None, range(5)):
+        found = evaluate(run.job.problem, run.params, data, sites)
+        for name, value in whole.items():
+            torch.testing.assert_close(found[name], value, rtol=1e-6, atol=1e-7)

@@ -6,12 +6,13 @@ weight is 0 for an upload that did not arrive or was rejected.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from fedsift import trees
+from fedsift import random, trees
 from fedsift.trees import Tree
 
 
@@ -40,6 +41,58 @@ def mean(stacked: Tree, weight: Tensor) -> Tree:
 
     combined: Tree = trees.map_tensors(combine, stacked)
     return combined
+
+
+def mean_by_region(stacked: Tree, weight: Tensor, region: Tensor) -> tuple[Tree, Tensor]:
+    """Return the mean of each region, leaves [K, ...], and its weight [K].
+
+    Their weighted mean is that of all uploads: Σ_r w_r x̄_r / Σ_r w_r with w_r = Σ_{k in r} w_k.
+    As in `mean`, a region's sum starts from its first upload that counts.
+
+    Args:
+        stacked: uploads, leaves [K, ...].
+        weight: [K], 0 for an upload that does not count.
+        region: [K] numbers from 0 to K-1; a number that no upload has gets the weight 0.
+    """
+    count = len(weight)
+    exact = weight.double()
+    total = torch.zeros_like(exact).index_add(0, region, exact)
+    share = exact / total[region].clamp(min=torch.finfo(torch.float64).tiny)
+    places = torch.arange(count)
+    counts = (region == places.unsqueeze(1)) & (weight > 0)  # [regions, uploads]
+    first = counts.to(torch.int8).argmax(1)
+
+    def combine(x: Tensor) -> Tensor:
+        anchor = x.index_select(0, first)
+        shares = share.to(x.dtype).reshape(count, *(1 for _ in x.shape[1:]))
+        return anchor.index_add(0, region, shares * (x - anchor.index_select(0, region)))
+
+    means: Tree = trees.map_tensors(combine, stacked)
+    return means, total.to(weight.dtype)
+
+
+def assign_regions(sites: Sequence[str], regions: int | Mapping[str, str]) -> Tensor:
+    """Return the region of each site, numbers [C].
+
+    Args:
+        sites: names.
+        regions: how many, drawn by a hash of the site's name so that a site keeps its region
+            whoever else is there; or the name of each site's region.
+
+    Raises:
+        ValueError: no region, more regions than sites, or a site without one.
+    """
+    if isinstance(regions, int):
+        if not 1 <= regions <= len(sites):
+            msg = f"regions is {regions}; give 1 to {len(sites)}, the number of sites"
+            raise ValueError(msg)
+        return random.keys("region", last=sites).remainder(regions)
+    absent = next((name for name in sites if name not in regions), None)
+    if absent is not None:
+        msg = f"regions names no region for site {absent!r}; name one for every site"
+        raise ValueError(msg)
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(regions.values()))}
+    return torch.tensor([numbers[regions[name]] for name in sites])
 
 
 AGGREGATORS: dict[str, Aggregator] = {"mean": mean}

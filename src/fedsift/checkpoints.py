@@ -132,6 +132,7 @@ def _identity(run: Training) -> list[str]:
             job.seeds,
             job.data_seed,
             job.weights,
+            None if job.regions is None else job.regions.tolist(),
             job.data.sites,
         )
     ]
@@ -152,14 +153,13 @@ def save_training(path: Path, run: Training) -> None:
     tensors = {
         **flatten(carried.server, "server"),
         **flatten(carried.broadcast, "broadcast"),
-        **flatten(store.slots, "slots"),
-        "current": store.current.clone(),
-        "pending_tick": store.pending_tick.clone(),
+        **flatten(store.kept, "kept"),
         "store_sites": torch.tensor(list(store.row_of), dtype=torch.int64),
         "ledger": carried.ledger.clone(),
         "seen": carried.seen.clone(),
         "bytes_up": run.bytes_up.clone(),
         "bytes_down": run.bytes_down.clone(),
+        "bytes_regions": run.bytes_regions.clone(),
         "retries": run.retries.clone(),
     }
     if run.first_loss is not None:
@@ -194,20 +194,18 @@ def _restore(run: Training, tensors: dict[str, Tensor], facts: dict[str, Any]) -
     """Put what was read into a run, all of it or nothing."""
     carried, store = run.carried, run.carried.store
     lanes = {name: getattr(carried, name) for name in ("ledger", "seen")}
-    kept = {
+    served = {
         name: unflatten((value,), {f"{name}.0": tensors[name]}, name)[0]
         for name, value in lanes.items()
     }
     server = unflatten(carried.server, tensors, "server")
     broadcast = unflatten(carried.broadcast, tensors, "broadcast")
-    slots = unflatten(store.slots, tensors, "slots", free=1)
-    sites = {int(site): row for row, site in enumerate(tensors["store_sites"])}
-    counters = [tensors[k] for k in ("bytes_up", "bytes_down", "retries")]
-    current, pending = tensors["current"], tensors["pending_tick"]
+    kept, sites = unflatten(store.kept, tensors, "kept", free=0), tensors["store_sites"].tolist()
+    counters = [tensors[k] for k in ("bytes_up", "bytes_down", "bytes_regions", "retries")]
     tick, number, history = int(facts["tick"]), int(facts["round"]), list(facts["history"])
     best = None if run.best is None else unflatten(run.best, tensors, "best")
-    store.row_of, store.slots, store.current, store.pending_tick = sites, slots, current, pending
-    run.carried = carried._replace(server=server, broadcast=broadcast, tick=tick, **kept)
+    store.restore(sites, kept)
+    run.carried = carried._replace(server=server, broadcast=broadcast, tick=tick, **served)
     run.round, run.history = number, history
-    run.bytes_up, run.bytes_down, run.retries = counters
+    run.bytes_up, run.bytes_down, run.bytes_regions, run.retries = counters
     run.first_loss, run.best = tensors.get("first_loss"), best

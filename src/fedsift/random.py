@@ -12,6 +12,7 @@ import hashlib
 import math
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
 import torch
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = ["bits", "fold", "key", "normal", "uniform"]
+__all__ = ["bits", "fold", "key", "keys", "normal", "uniform"]
 
 
 def _signed(value: int, width: int) -> int:
@@ -67,6 +68,12 @@ def key(*parts: int | str) -> Tensor:
         msg = "key() needs at least one part; pass for example key(seed, round, 'purpose')"
         raise ValueError(msg)
     return torch.tensor(_digest(parts), dtype=torch.int64)
+
+
+def keys(*parts: int | str, last: Sequence[int | str]) -> Tensor:
+    """Return ``key(*parts, p)`` for every p of ``last``, int64 [len(last)]."""
+    digests = (_digest((*parts, part)) for part in last)
+    return torch.from_numpy(np.fromiter(digests, dtype=np.int64, count=len(last)))
 
 
 def fold(key: Tensor, *data: int | str | Tensor) -> Tensor:

@@ -33,28 +33,28 @@ class Retained(NamedTuple):
     carried: Carried
     round: int
     records: int
-    counters: tuple[Tensor, Tensor, Tensor]
+    counters: tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 def retain(run: Training) -> Retained:
-    """Return the state of now; only the store is changed in place, so only it is copied."""
-    carried = run.carried._replace(store=run.carried.store.copy())
-    return Retained(
-        carried, run.round, len(run.history), (run.bytes_up, run.bytes_down, run.retries)
-    )
+    """Return the state of now; only the store is changed in place, and marks it itself."""
+    run.carried.store.mark()
+    counters = (run.bytes_up, run.bytes_down, run.bytes_regions, run.retries)
+    return Retained(run.carried, run.round, len(run.history), counters)
 
 
 def reset(run: Training, retained: Retained) -> None:
     """Bring the whole run back to a retained state."""
     run.carried, run.round = retained.carried, retained.round
-    run.bytes_up, run.bytes_down, run.retries = retained.counters
+    run.carried.store.roll_back(torch.arange(len(run.job.seeds)))
+    run.bytes_up, run.bytes_down, run.bytes_regions, run.retries = retained.counters
     del run.history[retained.records :]
 
 
-def recover(run: Training, loss: Tensor, retained: Retained) -> Tensor:
+def recover(run: Training, loss: Tensor, retained: Retained, participants: Tensor) -> Tensor:
     """Roll the seeds that diverged back to the last healthy state, with a smaller step.
 
-    Return which seeds are healthy, [S].
+    ``participants`` [S, C] are those of the last round. Return which seeds are healthy, [S].
     """
     first = run.first_loss if run.first_loss is not None else torch.full_like(loss, torch.inf)
     finite = vmap(trees.all_finite)(run.carried.server)
@@ -65,7 +65,7 @@ def recover(run: Training, loss: Tensor, retained: Retained) -> Tensor:
     run.retries = run.retries + (~healthy)
     smaller = run.job.algorithm.back_off(retained.carried.server)
     if smaller is None or int(run.retries.max()) > MAX_RETRIES:
-        raise TrainingError(_divergence(run))
+        raise TrainingError(_divergence(run, participants))
     log.warning(
         "%d of %d seeds diverged in round %d: rolled back, smaller step",
         len(sick),
@@ -79,7 +79,7 @@ def recover(run: Training, loss: Tensor, retained: Retained) -> Tensor:
         ledger=trees.where(healthy, now.ledger, old.ledger),
         seen=trees.where(healthy, now.seen, torch.full_like(old.seen, -1)),
     )
-    run.carried.store.replace_seeds(sick, old.store)
+    run.carried.store.roll_back(sick)
     return healthy
 
 
@@ -90,17 +90,15 @@ def _to_send_again(broadcast: Broadcast) -> Broadcast:
     )
 
 
-def _divergence(run: Training) -> str:
-    """Say which site's loss is worst."""
-    job = run.job
-    worst = max(
-        job.data.sites,
-        key=lambda name: float(
-            evaluate(job.problem, run.params, job.data.site(name))["loss"]
-            .nan_to_num(torch.inf)
-            .max()
-        ),
-    )
+def _divergence(run: Training, participants: Tensor) -> str:
+    """Say at which of the last round's sites the loss is worst."""
+    job, params = run.job, run.params
+
+    def loss(site: int) -> float:
+        losses = evaluate(job.problem, params, job.data, [site])["loss"]
+        return float(losses.nan_to_num(torch.inf).max())
+
+    worst = job.data.sites[max(participants.any(0).nonzero().squeeze(1).tolist(), key=loss)]
     return (
         f"{type(job.algorithm).__name__} diverged by round {run.round} even with smaller steps; "
         f"the loss is largest at site {worst!r}: check its values and scale, "

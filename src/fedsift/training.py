@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -61,6 +61,7 @@ class Training:
         round: rounds done.
         history: a record a round.
         bytes_up, bytes_down: totals for every seed, [S].
+        bytes_regions: the part of ``bytes_up`` between regions and server, [S].
         retries: how often each seed was rolled back, [S].
         first_loss: the loss at the start, [S].
         best: what early stopping keeps.
@@ -74,6 +75,7 @@ class Training:
     history: list[dict[str, Any]] = field(default_factory=list)
     bytes_up: Tensor = field(default_factory=lambda: torch.zeros(1, dtype=torch.int64))
     bytes_down: Tensor = field(default_factory=lambda: torch.zeros(1, dtype=torch.int64))
+    bytes_regions: Tensor = field(default_factory=lambda: torch.zeros(1, dtype=torch.int64))
     retries: Tensor = field(default_factory=lambda: torch.zeros(1, dtype=torch.int64))
     first_loss: Tensor | None = None
     best: Best | None = None
@@ -104,6 +106,8 @@ def train(
     repeats: int = 1,
     channel: Channel | None = None,
     evaluate_every: int = 10,
+    evaluate_sites: int | None = 1000,
+    regions: int | Mapping[str, str] | None = None,
     start: Any = None,
     eligible: Tensor | None = None,
     delivery: Delivery | None = None,
@@ -127,6 +131,11 @@ def train(
         repeats: how many runs of this shape there will be, for that estimate.
         channel: what travels; lossless by default.
         evaluate_every: rounds between evaluations on the training rows (and the last round).
+        evaluate_sites: sites whose rows are evaluated, always the same, drawn by ``data_seed``
+            where there are more; None: all.
+        regions: uploads are summed up region by region before the server sums up the regions: a
+            number of regions, to which sites are dealt by a hash of their names, or the name of
+            each site's region. The result is the same to rounding; downloads pass through.
         start: ServerStates [S, ...] to begin from.
         eligible: which sites [S, C] may take part for each seed; all by default.
         delivery: decides which uploads arrive, for fault injection.
@@ -141,7 +150,9 @@ def train(
     channel = channel or channels.Lossless()
     check_pair(algorithm, channel)
     rounds = algorithm.rounds if rounds is None else rounds
-    _check_numbers(problem, data, seeds, rounds, participation, weights, evaluate_every)
+    _check_numbers(
+        problem, data, seeds, rounds, participation, weights, evaluate_every, evaluate_sites
+    )
     job = Job(
         problem,
         data,
@@ -153,9 +164,10 @@ def train(
         weights,
         eligible,
         delivery,
+        None if regions is None else aggregation.assign_regions(data.sites, regions),
     )
     zeros = torch.zeros(len(seeds), dtype=torch.int64)
-    run = Training(job, begin(job, start), 0, [], zeros, zeros.clone(), zeros.clone())
+    run = Training(job, begin(job, start), 0, [], zeros, zeros, zeros, zeros)
     if early_stop is not None:
         never = torch.full((len(seeds),), torch.inf, dtype=torch.float64)
         run.best = Best(never, run.carried.server, torch.zeros((), dtype=torch.int64))
@@ -172,7 +184,10 @@ def train(
         log.warning("this model cannot be batched (%s): the slower loop engine is used", reason)
         engine, run.job = "loop", replace(job, problem=replace(problem, batched=False))
     run.compiled = compiled and engine == "vectorized"
-    loop = _Loop(run, rounds, participation, evaluate_every, callback, checkpoint, early_stop)
+    sample = job.sample(evaluate_sites)
+    loop = _Loop(
+        run, rounds, participation, evaluate_every, sample, callback, checkpoint, early_stop
+    )
     loop.proceed(make_engine(engine, compiled=run.compiled))
     return run
 
@@ -185,6 +200,7 @@ def _check_numbers(
     participation: float,
     weights: str,
     evaluate_every: int,
+    evaluate_sites: int | None,
 ) -> None:
     fraction = not isinstance(participation, int)
     most = 1 if fraction else data.n_sites
@@ -192,6 +208,9 @@ def _check_numbers(
         f"seeds is {list(seeds)}; give one whole number or more": not len(seeds),
         f"rounds is {rounds}; give 1 or more": rounds < 1,
         f"evaluate_every is {evaluate_every}; give 1 or more": evaluate_every < 1,
+        f"evaluate_sites is {evaluate_sites}; give 1 or more, or None for all": evaluate_sites
+        is not None
+        and evaluate_sites < 1,
         f"weights is {weights!r}; give 'samples' or 'uniform'": weights
         not in {"samples", "uniform"},
         f"participation is {participation}; give a fraction in (0, 1], or a whole number of the "
@@ -224,6 +243,7 @@ class _Loop:
     rounds: int
     participation: float | int
     every: int
+    sample: list[int] | None
     callback: Callback | None
     checkpoint: StageCheckpoint | None
     early_stop: EarlyStop | None
@@ -231,7 +251,7 @@ class _Loop:
     def __post_init__(self) -> None:
         run = self.run
         if run.first_loss is None:
-            loss = evaluate(run.job.problem, run.params, run.job.data)["loss"]
+            loss = self._figures()["loss"]
             run.first_loss = torch.where(torch.isfinite(loss), loss, torch.inf)
         self.retained = retain(run)
         self.saved = time.monotonic()
@@ -250,6 +270,11 @@ class _Loop:
             self.run.carried = self.run.carried._replace(server=self.run.best.server)
         if self.checkpoint is not None:
             save_training(self.checkpoint.path, self.run)
+
+    def _figures(self) -> dict[str, Tensor]:
+        """Return the figures [S] of now."""
+        job = self.run.job
+        return evaluate(job.problem, self.run.params, job.data, self.sample)
 
     def _stale(self) -> bool:
         best, stop = self.run.best, self.early_stop
@@ -273,13 +298,11 @@ class _Loop:
         participants = run.job.participants(run.round, self.participation)
         info: dict[str, Tensor] = {}
         rejected: set[str] = set()
-        for exchange in run.job.algorithm.exchanges_at(run.round):
-            asked = run.job.eligible if run.job.algorithm.asks_everyone(exchange) else participants
+        for exchange, asked in run.job.exchanges(run.carried, run.round, participants):
             run.carried, report = engine.exchange(run.job, run.carried, run.round, exchange, asked)
-            run.bytes_up, run.bytes_down = (
-                run.bytes_up + report.bytes_up,
-                run.bytes_down + report.bytes_down,
-            )
+            run.bytes_up = run.bytes_up + report.bytes_up + report.bytes_regions
+            run.bytes_down = run.bytes_down + report.bytes_down
+            run.bytes_regions = run.bytes_regions + report.bytes_regions
             info |= report.info
             rejected |= {run.job.data.sites[c] for c in report.rejected[:, 1].tolist()}
         run.round += 1
@@ -287,16 +310,21 @@ class _Loop:
         if rejected:
             record["rejected"] = sorted(rejected)
         due = run.round % self.every == 0 or run.round in {1, self.rounds}
-        figures = evaluate(run.job.problem, run.params, run.job.data) if due else {}
+        figures = self._figures() if due else {}
         healthy = (
-            recover(run, figures["loss"], self.retained) if due else torch.ones(1, dtype=torch.bool)
+            recover(run, figures["loss"], self.retained, participants)
+            if due
+            else torch.ones(1, dtype=torch.bool)
         )
+        if due and self.sample is not None:
+            record["evaluated_sites"] = len(self.sample)
         if healthy.any():
             record |= {name: float(value[healthy].mean()) for name, value in figures.items()}
         record |= {name: float(value.double().mean()) for name, value in info.items()}
         record |= {
             "bytes_up": int(run.bytes_up.sum()),
             "bytes_down": int(run.bytes_down.sum()),
+            **_by_level(run),
             "seconds": time.perf_counter() - began,
             "sites": _who(run, participants),
         }
@@ -318,6 +346,14 @@ class _Loop:
         if self.checkpoint is not None and time.monotonic() - self.saved > self.checkpoint.every:
             save_training(self.checkpoint.path, self.run)
             self.saved = time.monotonic()
+
+
+def _by_level(run: Training) -> dict[str, dict[str, int]]:
+    """Return the bytes sent upwards by sites and by regions, where there are regions."""
+    if run.job.regions is None:
+        return {}
+    regions = int(run.bytes_regions.sum())
+    return {"bytes_up_by_level": {"sites": int(run.bytes_up.sum()) - regions, "regions": regions}}
 
 
 def _who(run: Training, participants: Tensor) -> dict[str, int]:

@@ -51,12 +51,15 @@ class Algorithm(ABC):
 
     rounds: int = 300
 
-    def exchanges_at(self, round_number: int) -> tuple[str, ...]:
-        """Return the exchanges of this round."""
+    def exchanges_at(self, round_number: int, *, newcomers: bool = False) -> tuple[str, ...]:
+        """Return the exchanges of this round; ``newcomers``: a participant was never asked before.
+
+        In round 0 all participants are.
+        """
         return self.exchanges
 
-    def asks_everyone(self, exchange: str) -> bool:
-        """Return whether this exchange goes to all sites, or to the round's participants."""
+    def measures(self, exchange: str) -> bool:
+        """Return whether this exchange measures something, now and then, instead of training."""
         return False
 
     @abstractmethod
@@ -110,8 +113,9 @@ class LocalTraining(Algorithm):
 
     Attributes:
         learning_rate: η; None for η_c = κ / max(L_c, L̄), with L_c the largest curvature of the
-            site's own loss (power iteration) and L̄ its weighted mean over sites, measured at rounds
-            0, 10, 20, 40, 80, ... in an exchange of one number that goes to every site.
+            site's own loss (power iteration) and L̄ its weighted mean over the participants,
+            measured in an exchange of one number at rounds 0, 10, 20, 40, 80, ... and in rounds in
+            which a site takes part for the first time.
         safety: κ.
         local_steps: steps a site takes in a round.
         batch_size: rows of a step; None for all rows of the site.
@@ -134,12 +138,13 @@ class LocalTraining(Algorithm):
             msg = f"rounds is {self.rounds}, local_steps {self.local_steps}; give 1 or more"
             raise ValueError(msg)
 
-    def exchanges_at(self, round_number: int) -> tuple[str, ...]:
+    def exchanges_at(self, round_number: int, *, newcomers: bool = False) -> tuple[str, ...]:
         periods = round_number // self.FIRST_REFRESH
         due = round_number % self.FIRST_REFRESH == 0 and periods & (periods - 1) == 0
-        return ("curvature", "round") if self.learning_rate is None and due else ("round",)
+        measured = self.learning_rate is None and (due or newcomers)
+        return ("curvature", "round") if measured else ("round",)
 
-    def asks_everyone(self, exchange: str) -> bool:
+    def measures(self, exchange: str) -> bool:
         return exchange == "curvature"
 
     def client_init(self, problem: Problem, shared: Tree) -> SiteStep:

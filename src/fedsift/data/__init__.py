@@ -4,6 +4,7 @@ from fedsift.data.coding import Label, code_target, encode
 from fedsift.data.errors import DataError, DataWarning
 from fedsift.data.federated import FederatedData, Outcome
 from fedsift.data.golub import KNOWN_GENES, golub38, golub72, golub_raw, golub_recipe
+from fedsift.data.mapped import MappedWriter, open_mapped, save_mapped
 from fedsift.data.named import NAMED
 from fedsift.data.partition import affine_shift, dirichlet_counts, dirichlet_labels, iid
 from fedsift.data.readers import PredictionTable, read_sites, read_table
@@ -19,6 +20,7 @@ __all__ = [
     "FederatedData",
     "How",
     "Label",
+    "MappedWriter",
     "Outcome",
     "PredictionTable",
     "Standardiser",
@@ -33,8 +35,10 @@ __all__ = [
     "golub_raw",
     "golub_recipe",
     "iid",
+    "open_mapped",
     "read_sites",
     "read_table",
+    "save_mapped",
     "split",
     "synthetic_regression",
 ]

@@ -7,7 +7,6 @@ import json
 import math
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from operator import itemgetter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,7 +14,7 @@ import torch
 
 from fedsift.data.coding import Label, Outcome, code_target
 from fedsift.data.errors import DataError, counted, nearest
-from fedsift.data.grouping import group_rows, numbered, plain_values, texts
+from fedsift.data.grouping import Numbered, group_rows, plain_values, texts
 from fedsift.data.validation import check
 
 if TYPE_CHECKING:
@@ -38,7 +37,8 @@ class FederatedData:
         offsets: C+1 row numbers; site c has the rows ``offsets[c]:offsets[c+1]``, at least one.
         sites: C distinct names.
         features: d distinct names, or empty where a row is not a list of features (images).
-        rows: N ids. Rows of one id belong together (one patient) and are never split apart.
+        rows: N ids. Rows of one id belong together (one patient) and are never split apart. A
+            tuple, or a sequence that makes them when they are asked for.
         outcome: "regression", "binary" or "multiclass".
         classes: K names in the order of the codes; empty for regression.
         target: name of the target.
@@ -46,6 +46,7 @@ class FederatedData:
         notes: what a reader should know, such as columns left out.
         missing: bool tensor [N, d], True where a table lacks a value, which `Standardiser` fills
             with the mean of its training rows; None where no value may be missing.
+        checked: an ``x`` whose numbers are known to be finite, so that they are not read again.
 
     Raises:
         DataError: lengths, names, codes or values contradict the above.
@@ -58,17 +59,19 @@ class FederatedData:
     offsets: tuple[int, ...]
     sites: tuple[str, ...]
     features: tuple[str, ...]
-    rows: tuple[str, ...]
+    rows: Sequence[str]
     outcome: Outcome
     classes: tuple[str, ...] = ()
     target: str = "target"
     descriptions: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     missing: Tensor | None = None
+    checked: Tensor | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         """Refuse data that contradict themselves."""
         check(self)
+        object.__setattr__(self, "checked", self.x)
 
     @classmethod
     def from_arrays(
@@ -121,7 +124,7 @@ class FederatedData:
         if features is None:
             features = [f"x{column}" for column in range(values.shape[1])] * (values.ndim == 2)
         if ids is None:
-            rows = numbered(names, offsets)
+            rows = tuple(Numbered(names, offsets))
         else:
             rows = tuple(names_of_rows[row] for row in order)
         return cls(
@@ -205,7 +208,8 @@ class FederatedData:
                 f"{counted(len(chosen), 'row')} chosen from {self.n_samples}; choose one at"
                 f" least, and numbers from 0 to {self.n_samples - 1}"
             )
-        return self._regrouped(chosen, self.site_of_row[chosen], self.sites)
+        ends = torch.tensor(self.offsets[1:])
+        return self._regrouped(chosen, torch.bucketize(chosen, ends, right=True), self.sites)
 
     def with_sites(self, site_of_row: Tensor, sites: Sequence[str]) -> FederatedData:
         """Return the same rows at other sites.
@@ -268,8 +272,9 @@ class FederatedData:
         digest = hashlib.sha256(json.dumps(head).encode())
         tensors = [self.x, self.y, self.weight]
         tensors += [] if self.missing is None else [self.missing]
-        for name, rows in sorted(zip(self.sites, self.slices, strict=True), key=itemgetter(0)):
-            digest.update(json.dumps([name, self.rows[rows]]).encode())
+        for site in sorted(range(self.n_sites), key=self.sites.__getitem__):
+            rows = slice(self.offsets[site], self.offsets[site + 1])
+            digest.update(json.dumps([self.sites[site], list(self.rows[rows])]).encode())
             for tensor in tensors:
                 digest.update(tensor[rows].contiguous().cpu().numpy().tobytes())
         return digest.hexdigest()

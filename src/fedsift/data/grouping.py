@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, cast, overload
 
 import numpy as np
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from fedsift.data.coding import Label
 
-__all__ = ["group_rows", "numbered", "plain_values", "texts"]
+__all__ = ["Numbered", "Texts", "group_rows", "plain_values", "texts"]
 
 
 def group_rows(labels: Sequence[str]) -> tuple[list[int], tuple[str, ...], tuple[int, ...]]:
@@ -40,11 +40,43 @@ def texts(values: object) -> list[str]:
     return [str(value) for value in plain_values(values)]
 
 
-def numbered(names: Sequence[str], offsets: Sequence[int]) -> tuple[str, ...]:
-    """Name rows "site:number"."""
-    sizes = np.diff(offsets).tolist()
-    return tuple(
-        f"{name}:{row}"
-        for name, size in zip(names, sizes, strict=True)
-        for row in range(1, size + 1)
-    )
+class Numbered(Sequence[str]):
+    """The names "site:number" of the rows of sites, made as they are asked for."""
+
+    def __init__(self, sites: Sequence[str], offsets: Sequence[int]) -> None:
+        self._sites, self._offsets = sites, offsets
+
+    def __len__(self) -> int:
+        return self._offsets[-1]
+
+    @overload
+    def __getitem__(self, place: int) -> str: ...
+    @overload
+    def __getitem__(self, place: slice) -> tuple[str, ...]: ...
+    def __getitem__(self, place: int | slice) -> str | tuple[str, ...]:
+        if isinstance(place, slice):
+            return tuple(self[row] for row in range(*place.indices(len(self))))
+        row = range(len(self))[place]
+        site = bisect_right(self._offsets, row) - 1
+        return f"{self._sites[site]}:{row - self._offsets[site] + 1}"
+
+
+class Texts(Sequence[str]):
+    """Texts that lie one after the other in an array of UTF-8 bytes; ``ends`` [N] says where."""
+
+    def __init__(self, content: np.ndarray, ends: np.ndarray) -> None:
+        self._content, self._ends = content, ends
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    @overload
+    def __getitem__(self, place: int) -> str: ...
+    @overload
+    def __getitem__(self, place: slice) -> tuple[str, ...]: ...
+    def __getitem__(self, place: int | slice) -> str | tuple[str, ...]:
+        if isinstance(place, slice):
+            return tuple(self[row] for row in range(*place.indices(len(self))))
+        row = range(len(self))[place]
+        start = self._ends[row - 1] if row else 0
+        return self._content[start : self._ends[row]].tobytes().decode()

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from fedsift import messages, random, trees
-from fedsift.aggregation import Aggregator
+from fedsift.aggregation import Aggregator, mean
 from fedsift.algorithms.base import Algorithm, Upload
 from fedsift.channels import Broadcast, Channel, start_broadcast
 from fedsift.clients import ClientStore
@@ -20,6 +20,8 @@ from fedsift.engines.grid import block_rows
 from fedsift.problems import Problem
 from fedsift.sites import SiteData
 from fedsift.trees import Tree
+
+LANES = 1 << 20  # pairs of seed and site that draw at a time
 
 Weights = Literal["samples", "uniform"]
 # (exchange tick, seed indices [L], site indices [L]) → how often each upload arrives, [L]: 0 or
@@ -31,11 +33,16 @@ Delivery = Callable[[int, Tensor, Tensor], Tensor]
 class Job:
     """A problem, the data of its sites, and how to train: all that does not change in a run.
 
-    ``allowed`` [S, C] says which sites may take part for each seed; None: all. Derived:
+    ``allowed`` [S, C] says which sites may take part for each seed; None: all. ``regions`` [C]: the
+    region that sums up a site's uploads before the server does; None: no regions. Derived:
     ``run_keys`` [S], ``data_key``, ``site_keys`` [C]; ``shares`` [C] the weights of sites in
-    averages; ``offsets`` and ``sizes`` [C] of their rows, ``by_size`` [C] the sites in order of
+    averages; ``offsets`` and ``sizes`` [C] of their rows, ``rank`` [C] their places in the order of
     size, ``block_rows`` [C] their rows with padding; ``eligible`` [S, C], what ``allowed`` means;
     ``population`` [S], the weight of all eligible sites.
+
+    Raises:
+        ValueError: seeds have different numbers of eligible sites, or an aggregator cannot work
+            with regions.
     """
 
     problem: Problem
@@ -48,6 +55,7 @@ class Job:
     weights: Weights = "samples"
     allowed: Tensor | None = None
     delivery: Delivery | None = None
+    regions: Tensor | None = None
     run_keys: Tensor = field(init=False)
     data_key: Tensor = field(init=False)
     site_keys: Tensor = field(init=False)
@@ -55,17 +63,16 @@ class Job:
     offsets: Tensor = field(init=False)
     sizes: Tensor = field(init=False)
     block_rows: Tensor = field(init=False)
-    by_size: Tensor = field(init=False)
+    rank: Tensor = field(init=False)
     eligible: Tensor = field(init=False)
     population: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
         keys = torch.stack([random.key("run", seed) for seed in self.seeds])
-        names = torch.stack([random.key("site", name) for name in self.data.sites])
-        rows = torch.stack(
-            [weight.sum() for weight in self.data.weight.split(list(self.data.sizes))]
-        )
-        sizes = torch.tensor(self.data.sizes)
+        names = random.keys("site", last=self.data.sites)
+        offsets = torch.tensor(self.data.offsets)
+        sizes = offsets.diff()
+        rows = torch.segment_reduce(self.data.weight, "sum", lengths=sizes)
         shares = rows if self.weights == "samples" else torch.ones_like(rows)
         everyone = torch.ones((len(self.seeds), self.data.n_sites), dtype=torch.bool)
         eligible = everyone if self.allowed is None else self.allowed
@@ -75,15 +82,22 @@ class Job:
                 "give all the same number"
             )
             raise ValueError(msg)
+        if self.regions is not None and self.aggregator is not mean:
+            msg = (
+                f"{getattr(self.aggregator, '__name__', self.aggregator)} cannot be taken region "
+                "by region: of the uploads, a region passes on the mean alone; use "
+                "fedsift.aggregation.mean, or no regions"
+            )
+            raise ValueError(msg)
         derived = {
             "run_keys": keys,
             "data_key": random.key("batches", self.data_seed),
             "site_keys": names,
             "shares": shares,
-            "offsets": torch.tensor(self.data.offsets[:-1]),
+            "offsets": offsets[:-1],
             "sizes": sizes,
             "block_rows": block_rows(sizes),
-            "by_size": sizes.argsort(stable=True),
+            "rank": sizes.argsort(stable=True).argsort(),
             "eligible": eligible,
             "population": (eligible * shares).sum(1),
         }
@@ -105,10 +119,39 @@ class Job:
         if count == available:
             return eligible
         round_keys = random.fold(self.run_keys, "participation", round_number)
-        draw = random.fold(round_keys.unsqueeze(1), self.site_keys.unsqueeze(0))
-        draw = torch.where(eligible, draw, torch.iinfo(torch.int64).max)
-        chosen = torch.topk(draw, count, largest=False).indices
-        return torch.zeros_like(eligible).scatter(1, chosen, value=True)
+        taking_part = torch.zeros_like(eligible)
+        together = max(1, LANES // eligible.shape[1])
+        for first in range(0, len(eligible), together):
+            seeds = slice(first, first + together)
+            draw = random.fold(round_keys[seeds].unsqueeze(1), self.site_keys.unsqueeze(0))
+            draw = torch.where(eligible[seeds], draw, torch.iinfo(torch.int64).max)
+            chosen = torch.topk(draw, count, largest=False).indices
+            taking_part[seeds].scatter_(1, chosen, value=True)
+        return taking_part
+
+    def exchanges(
+        self, carried: Carried, round_number: int, participants: Tensor
+    ) -> list[tuple[str, Tensor]]:
+        """Return the exchanges of a round, and who is asked in each, [S, C].
+
+        An exchange for newcomers goes to the participants of the seeds that have some.
+        """
+        new = (participants & (carried.ledger < 0)).any(1)
+        always = self.algorithm.exchanges_at(round_number)
+        due = self.algorithm.exchanges_at(round_number, newcomers=bool(new.any()))
+        some = participants if new.all() else participants & new.unsqueeze(1)
+        return [(name, participants if name in always else some) for name in due]
+
+    def sample(self, count: int | None) -> list[int] | None:
+        """Return ``count`` sites, the same for all run seeds; None: all, or there are no more."""
+        if count is None or count >= self.data.n_sites:
+            return None
+        draw = random.fold(random.key("evaluation", self.data_seed), self.site_keys)
+        return sorted(torch.topk(draw, count, largest=False).indices.tolist())
+
+    def rows_of(self, site: int) -> slice:
+        """Return where a site's rows are."""
+        return slice(self.data.offsets[site], self.data.offsets[site + 1])
 
 
 def exchange_key(key: Tensor, exchange: str, number: int | Tensor, site: Tensor) -> Tensor:
@@ -136,12 +179,18 @@ class Carried(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What an exchange cost and said. ``rejected``: (seed, site) pairs with a non-finite upload."""
+    """What an exchange cost and said.
+
+    ``info``: diagnostics, leaves [S], of an exchange in which every seed asked somebody.
+    ``bytes_up``, ``bytes_down`` [S]: of the sites' messages. ``rejected``: (seed, site) pairs with
+    a non-finite upload. ``bytes_regions`` [S]: of what regions pass on to the server.
+    """
 
     info: dict[str, Tensor]
     bytes_up: Tensor
     bytes_down: Tensor
     rejected: Tensor
+    bytes_regions: Tensor
 
 
 def send(job: Job, exchange: str, upload: Upload, residual: Any) -> tuple[Upload, Any, Tensor]:
@@ -153,6 +202,11 @@ def send(job: Job, exchange: str, upload: Upload, residual: Any) -> tuple[Upload
         sent[group] = (sent_tree, weight)
         size = size + messages.size(sent_tree)
     return sent, kept, size
+
+
+def region_message(mean: Tree, weight: Tensor) -> Tree:
+    """Return what a region passes on to the server: the mean of its sites, and their weight."""
+    return {**mean, "weight": weight}
 
 
 def begin(job: Job, server: Any = None) -> Carried:
@@ -174,17 +228,17 @@ def begin(job: Job, server: Any = None) -> Carried:
         server=server,
         broadcast=start_broadcast(shared, known=known),
         store=ClientStore(_state_template(job, trees.unstack(shared, 0)), len(job.seeds)),
-        ledger=torch.full((len(job.seeds), job.data.n_sites), -1, dtype=torch.int64),
-        seen=torch.full((len(job.seeds), job.data.n_sites), -1, dtype=torch.int64),
+        ledger=torch.full_like(job.eligible, -1, dtype=torch.int32),
+        seen=torch.full_like(job.eligible, -1, dtype=torch.int32),
         tick=0,
     )
 
 
 def _state_template(job: Job, shared: Tree) -> Any:
     client = job.algorithm.client_init(job.problem, shared)
-    site = job.data.take(range(job.data.offsets[0], job.data.offsets[1]))
-    key = job.run_keys[0]
-    data = SiteData(site.x, site.y, site.weight, job.shares[0], key)
+    rows, key = job.rows_of(0), job.run_keys[0]
+    tables = (job.data.x[rows], job.data.y[rows], job.data.weight[rows])
+    data = SiteData(*tables, job.shares[0], key)
     residuals = {}
     for exchange in dict.fromkeys(job.algorithm.exchanges_at(0) + job.algorithm.exchanges_at(1)):
         upload, _, _ = job.algorithm.client_round(job.problem, shared, client, data, key, exchange)
@@ -199,4 +253,7 @@ class Engine(Protocol):
     def exchange(
         self, job: Job, carried: Carried, round_number: int, exchange: str, participants: Tensor
     ) -> tuple[Carried, Report]:
-        """Return what is carried on, and the report."""
+        """Return what is carried on, and the report.
+
+        ``participants`` [S, C]: the sites that are asked, for every seed the same number or none.
+        """

@@ -18,7 +18,8 @@ class Grid(NamedTuple):
 
     ``sites`` [U]; ``seeds`` [U, Q]; ``real`` [U, Q] the places that are lanes; ``lane`` [S, K]
     where a seed's lanes are in the flattened grid, in order of the sites' numbers, and ``site``
-    [S, K] whose they are; ``full``: every seed is at every site.
+    [S, K] whose they are; ``asks`` [S, 1] False for a seed without lanes, whose places stand for
+    nothing; ``full``: every seed is at every site.
     """
 
     sites: Tensor
@@ -26,6 +27,7 @@ class Grid(NamedTuple):
     real: Tensor
     lane: Tensor
     site: Tensor
+    asks: Tensor
     full: bool
 
     def by_seed(self, structure: Any) -> Any:
@@ -33,15 +35,18 @@ class Grid(NamedTuple):
         return trees.map_tensors(lambda t: t[self.lane], structure)
 
 
-def lay_out(participants: Tensor, order: Tensor) -> Grid:
-    """Return the grid for participants [S, C], with sites in the given order.
+def lay_out(participants: Tensor, rank: Tensor) -> Grid:
+    """Return the grid for participants [S, C], with sites in the order of their ranks [C].
 
     Its width is the number of seeds, or a power of two where half of them would do, so that it
     seldom changes from round to round.
     """
     n_seeds, n_sites = participants.shape
-    position, seed = participants[:, order].T.nonzero(as_tuple=True)
-    rows, row, counts = torch.unique_consecutive(position, return_inverse=True, return_counts=True)
+    seed, site = participants.nonzero(as_tuple=True)
+    position = rank[site]
+    in_order = torch.argsort(position * n_seeds + seed)
+    position, seed, site = position[in_order], seed[in_order], site[in_order]
+    _, row, counts = torch.unique_consecutive(position, return_inverse=True, return_counts=True)
     starts = counts.cumsum(0) - counts
     column = torch.arange(len(seed)) - starts[row]
     needed = int(counts.max())
@@ -50,11 +55,15 @@ def lay_out(participants: Tensor, order: Tensor) -> Grid:
     seeds[row, column] = seed
     real = torch.zeros_like(seeds, dtype=torch.bool)
     real[row, column] = True
-    by_seed = torch.argsort(seed * n_sites + order[position])
-    lane, site = (
-        (t[by_seed]).reshape(n_seeds, -1) for t in (row * width + column, order[position])
+    by_seed = torch.argsort(seed * n_sites + site)
+    asks = participants.any(1)
+    # A seed without lanes gets those of another.
+    whose = torch.where(asks, asks.cumsum(0) - 1, 0)
+    lane, whom = (
+        t[by_seed].reshape(int(asks.sum()), -1)[whose] for t in (row * width + column, site)
     )
-    return Grid(order[rows], seeds, real, lane, site, bool(participants.all()))
+    full = bool(participants.all())
+    return Grid(site[starts], seeds, real, lane, whom, asks.unsqueeze(1), full)
 
 
 def block_rows(sizes: Tensor) -> Tensor:
@@ -63,12 +72,14 @@ def block_rows(sizes: Tensor) -> Tensor:
     From the largest site on, sites share a size while the padding is within its bounds.
     """
     order = sizes.argsort(descending=True, stable=True)
-    blocks = torch.empty_like(sizes)
+    found: list[int] = []
     whole, start, real = 0, 0, 0
     for place, size in enumerate(sizes[order].tolist()):
         count = place + 1 - start
         if place == 0 or whole * count > PADDING * (real + size) + SPARE * count:
             whole, start, real = -(-size // 8) * 8, place, 0
         real += size
-        blocks[order[place]] = whole
+        found.append(whole)
+    blocks = torch.empty_like(sizes)
+    blocks[order] = torch.tensor(found)
     return blocks

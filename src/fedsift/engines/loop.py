@@ -11,7 +11,7 @@ from torch import Tensor
 from fedsift import channels, messages, trees
 from fedsift.algorithms.base import Info, Total, Upload
 from fedsift.channels import Broadcast
-from fedsift.engines.base import Carried, Job, Report, exchange_key, send
+from fedsift.engines.base import Carried, Job, Report, exchange_key, region_message, send
 from fedsift.engines.envelopes import Envelope, Inbox, schema_of
 from fedsift.sites import SiteData
 from fedsift.trees import Tree
@@ -48,10 +48,14 @@ class Loop:
             self.start = carried.broadcast.replica
         servers, broadcasts, infos = [], [], []
         ledger, seen = carried.ledger.clone(), carried.seen.clone()
-        up, down = (torch.zeros(len(job.seeds), dtype=torch.int64) for _ in range(2))
+        up, down, between = (torch.zeros(len(job.seeds), dtype=torch.int64) for _ in range(3))
         rejected: list[tuple[int, int]] = []
         for s in range(len(job.seeds)):
             server = trees.unstack(carried.server, s)
+            if not participants[s].any():
+                servers.append(server)
+                broadcasts.append(trees.unstack(carried.broadcast, s))
+                continue
             broadcast = channels.advance(
                 job.channel,
                 job.problem,
@@ -62,6 +66,7 @@ class Loop:
             inbox = _inbox(job, carried.tick, exchange, s, participants, broadcast)
             uploads: list[Upload] = []
             counted: list[bool] = []
+            senders: list[int] = []
             site_infos = []
             for c in participants[s].nonzero().squeeze(1).tolist():
                 down[s] += self._serve(s, c, broadcast, carried.seen[s, c])
@@ -75,14 +80,18 @@ class Loop:
                 envelope = Envelope(inbox.run, carried.tick, exchange, name, inbox.schema, last)
                 for arrives in _arrivals(job, carried.tick, s, c):
                     uploads.append(reply.upload)
+                    senders.append(c)
                     counted.append(arrives and reply.whole and inbox.take(envelope))
                     if counted[-1]:
                         ledger[s, c] = carried.tick
-            server, info = self._combine(job, server, uploads, counted, s, exchange)
+            server, info, size = self._combine(job, server, uploads, counted, senders, s, exchange)
+            between[s] += size
             servers.append(server)
             broadcasts.append(broadcast)
             infos.append({**_mean(site_infos), **info})
-        report = Report(trees.stack(infos), up, down, torch.tensor(rejected).reshape(-1, 2))
+        refused = torch.tensor(rejected).reshape(-1, 2)
+        info = trees.stack(infos) if len(infos) == len(servers) else {}
+        report = Report(info, up, down, refused, between)
         after = Carried(
             trees.stack(servers),
             trees.stack(broadcasts),
@@ -111,7 +120,7 @@ class Loop:
         row = carried.store.rows(site)
         stored = carried.store.load(row, seed, carried.ledger[s, c].reshape(1))
         client, residual = trees.unstack(stored, 0)
-        rows = slice(job.data.offsets[c], job.data.offsets[c + 1])
+        rows = job.rows_of(c)
         data = SiteData(
             job.data.x[rows],
             job.data.y[rows],
@@ -146,11 +155,15 @@ class Loop:
         server: Any,
         uploads: list[Upload],
         counted: list[bool],
+        senders: list[int],
         s: int,
         exchange: str,
-    ) -> tuple[Any, dict[str, Tensor]]:
-        """Aggregate what was counted and step the server, unless nothing was."""
-        ok = torch.tensor(counted)
+    ) -> tuple[Any, dict[str, Tensor], int]:
+        """Aggregate what was counted and step the server, unless nothing was.
+
+        Return also the bytes between regions and server.
+        """
+        ok, between = torch.tensor(counted), 0
         totals = {}
         for group in uploads[0]:
             weight = torch.where(ok, torch.stack([u[group][1] for u in uploads]), 0.0)
@@ -158,10 +171,31 @@ class Loop:
                 u[group][0] if t else trees.zeros_like(u[group][0])
                 for u, t in zip(uploads, counted, strict=True)
             ]
+            if job.regions is not None and any(counted):
+                regions = job.regions[senders]
+                clean, weight, size = _sum_up(job, clean, weight, regions)
+                between += size
             mean = job.aggregator(trees.stack(clean), weight)
             totals[group] = Total(mean, weight.sum(), job.population[s])
         after, info = job.algorithm.server_round(job.problem, server, totals, exchange)
-        return (after if any(counted) else server), info
+        return (after if any(counted) else server), info, between
+
+
+def _sum_up(
+    job: Job, uploads: list[Tree], weight: Tensor, regions: Tensor
+) -> tuple[list[Tree], Tensor, int]:
+    """Return the regions' means and weights as the server reads them, and the messages' length."""
+    means, weights, size = [], [], 0
+    for region in regions[weight > 0].unique().tolist():
+        members = (regions == region).nonzero().squeeze(1)
+        mean = job.aggregator(trees.stack(uploads[k] for k in members.tolist()), weight[members])
+        schema = region_message(mean, weight[members].sum())
+        message = messages.encode(schema)
+        received = messages.decode(message, schema)
+        weights.append(received.pop("weight"))
+        means.append(received)
+        size += len(message)
+    return means, torch.stack(weights), size
 
 
 def _inbox(

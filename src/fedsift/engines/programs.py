@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from fedsift import channels, trees
+from fedsift import channels, messages, trees
+from fedsift.aggregation import mean_by_region
 from fedsift.algorithms.base import Total
-from fedsift.engines.base import Job, exchange_key, send
+from fedsift.engines.base import Job, exchange_key, region_message, send
 from fedsift.sites import SiteData
 
 log = logging.getLogger(__name__)
@@ -86,11 +87,12 @@ def working(job: Job, exchange: str, *, full: bool) -> Program:
 
 
 def serving(job: Job, exchange: str) -> Program:
-    """Return (server, sent, info, bytes, lane, taken, population) → (server, info, bytes up).
+    """Return (server, sent, info, bytes, lane, taken, population, region) → (server, info, bytes).
 
     ``sent``, ``info`` and ``bytes``: of the grid's places, [U·Q, ...]; ``lane`` and ``taken``
     [S, K]: where a seed's lanes are, and whose uploads count; a seed whose uploads are all lost
-    keeps its server.
+    keeps its server. ``region`` [S, K]: numbers from 0 to K-1, or None. The bytes are those that
+    sites sent and those that regions passed on, [2, S].
     """
 
     def serve(
@@ -101,18 +103,26 @@ def serving(job: Job, exchange: str) -> Program:
         lane: Tensor,
         taken: Tensor,
         population: Tensor,
+        region: Tensor | None,
     ) -> tuple[Any, dict[str, Tensor], Tensor]:
-        totals = {}
+        totals, from_sites = {}, size[lane].sum(1)
+        from_regions = torch.zeros_like(from_sites)
         for group, (tree, weight) in trees.map_tensors(lambda t: t[lane], sent).items():
             counted = torch.where(taken, weight, 0.0)
             clean = trees.where(taken, tree, trees.zeros_like(tree))
-            mean = vmap(job.aggregator)(clean, counted)
+            parts, weights = clean, counted
+            if region is not None:
+                parts, weights = vmap(mean_by_region)(clean, counted, region)
+                passed_on = vmap(vmap(messages.size))(region_message(parts, weights))
+                from_regions = from_regions + torch.where(weights > 0, passed_on, 0).sum(1)
+            mean = vmap(job.aggregator)(parts, weights)
             totals[group] = Total(mean, counted.sum(1), population)
         after, server_info = vmap(
             lambda s, t: job.algorithm.server_round(job.problem, s, t, exchange)
         )(server, totals)
         means = {k: v[lane].mean(1) for k, v in info.items()}
-        return trees.where(taken.any(1), after, server), means | server_info, size[lane].sum(1)
+        sizes = torch.stack([from_sites, from_regions])
+        return trees.where(taken.any(1), after, server), means | server_info, sizes
 
     return serve
 
@@ -149,7 +159,7 @@ class Programs:
     ) -> Any:
         """Call the program that ``make`` returns for a job's exchange."""
         program = make(job, exchange, **options)
-        if not self.fused or job.algorithm.asks_everyone(exchange):
+        if not self.fused or job.algorithm.measures(exchange):
             return program(*args)
         rules = (id(job.problem), job.algorithm, job.channel, job.aggregator)
         name = (make.__name__, exchange, *options.values(), *rules)

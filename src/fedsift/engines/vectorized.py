@@ -59,32 +59,42 @@ class Vectorized:
         broadcast = run(
             publishing, job, exchange, carried.server, carried.broadcast, torch.tensor(tick)
         )
+        if not grid.asks.all():
+            broadcast = trees.where(grid.asks.squeeze(1), broadcast, carried.broadcast)
         sent, info, size, finite = self._sites(
             job, carried, grid, broadcast.replica, round_number, exchange
         )
         finite = finite[grid.lane]
         seed = torch.arange(len(job.seeds)).unsqueeze(1).expand_as(grid.site)
-        taken = finite
+        asked = grid.asks.expand_as(finite)
+        taken = finite & asked
         if job.delivery is not None:
             arrived = job.delivery(tick, seed.reshape(-1), grid.site.reshape(-1))
-            taken = finite & (arrived > 0).reshape(finite.shape)
+            taken = taken & (arrived > 0).reshape(finite.shape)
+        region = None if job.regions is None else _renumbered(job.regions[grid.site])
         server, info, bytes_up = run(
             serving, job, exchange, carried.server, sent, info, size, grid.lane, taken,
-            job.population,
+            job.population, region,
         )  # fmt: skip
         pairs, which = _served(seed, carried.seen.gather(1, grid.site))
         sizes = run(counting, job, exchange, broadcast, pairs[:, 0], pairs[:, 1])
         ledger, seen = carried.ledger.clone(), carried.seen.clone()
         ledger[seed[taken], grid.site[taken]] = tick
-        seen.scatter_(1, grid.site, tick)
-        rejected = torch.stack([seed[~finite], grid.site[~finite]], 1)
-        report = Report(info, bytes_up, sizes[which].sum(1), rejected)
+        seen[seed[asked], grid.site[asked]] = tick
+        failed = asked & ~finite
+        report = Report(
+            info if asked.all() else {},
+            bytes_up[0] * grid.asks.squeeze(1),
+            (sizes[which] * asked).sum(1),
+            torch.stack([seed[failed], grid.site[failed]], 1),
+            bytes_up[1],
+        )
         return Carried(server, broadcast, carried.store, ledger, seen, tick + 1), report
 
     def _grid(self, job: Job, participants: Tensor) -> Grid:
         """Return the layout, which is kept while the same sites take part."""
         if self._kept is None or self._kept[0] is not participants:
-            self._kept = participants, lay_out(participants, job.by_size)
+            self._kept = participants, lay_out(participants, job.rank)
         return self._kept[1]
 
     def _sites(
@@ -164,6 +174,11 @@ class Vectorized:
                 self._blocks.clear()
             self._blocks[name] = block
         return block
+
+
+def _renumbered(regions: Tensor) -> Tensor:
+    """Number the regions [S, K] of each seed's participants from 0 on."""
+    return torch.stack([torch.unique(row, return_inverse=True)[1] for row in regions])
 
 
 def _served(seed: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,114 @@
+"""What a local step of E-FLoPS cannot be done without: two products, and element-wise work.
+
+Both floors are the arithmetic alone, for lanes of a linear model under squared loss: no trees, no
+engine, no messages.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedsift import random
+from fedsift.algorithms import EFLoPS
+from fedsift.gates import PHI_MAX, HardConcrete
+from fedsift.problems import Problem
+
+BETA, GAMMA, ZETA = 0.66, -0.1, 1.1
+SPAN = ZETA - GAMMA
+LOWER = BETA * math.log(-GAMMA / ZETA)
+INTERVALS = 1 << 16
+
+Call = Callable[[], object]
+
+
+class Rates(NamedTuple):
+    """The numbers of a local step: η_θ, η_φ, η_λ, T, the target ρG and the prior φ_0."""
+
+    theta: float
+    phi: float
+    multiplier: float
+    temperature: float
+    target: float
+    prior: float
+
+
+def rates_of(algorithm: EFLoPS, problem: Problem) -> Rates:
+    """Return the numbers of an algorithm with a fixed step and constant entropy."""
+    assert algorithm.learning_rate is not None
+    return Rates(
+        algorithm.learning_rate,
+        algorithm.gate_step(problem),
+        algorithm.dual_step(problem),
+        algorithm.entropy * algorithm.unit(problem),
+        algorithm.density * problem.gates.size,
+        algorithm.prior,
+    )
+
+
+def entropy_slope_table(prior: float) -> tuple[Tensor, Tensor]:
+    """Return values and differences of ∂KL/∂φ on a grid of [-12, 12], float32."""
+    grid = torch.linspace(-PHI_MAX, PHI_MAX, INTERVALS + 1, dtype=torch.float64)
+    exact = HardConcrete().kl_slope(grid, prior)
+    return exact.float(), torch.diff(exact, append=exact[-1:]).float()
+
+
+def products(x: Tensor) -> Call:
+    """Return a call of the bare products x θ and xᵀ r of every lane, x [lanes, batch, d]."""
+    lanes, batch, d = x.shape
+    theta, residual = torch.randn(lanes, d, 1), torch.randn(lanes, 1, batch)
+
+    def call() -> tuple[Tensor, Tensor]:
+        return torch.bmm(x, theta), torch.bmm(residual, x)
+
+    return call
+
+
+def gate_step(
+    theta: Tensor,
+    phi: Tensor,
+    multiplier: Tensor,
+    field: Tensor,
+    u: Tensor,
+    table: tuple[Tensor, Tensor],
+    rates: Rates,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return (θ̃, φ, λ) of lanes after a local step whose gradient F is given."""
+    u = u.clamp(1e-6, 1 - 1e-6)
+    s = torch.sigmoid((torch.log(u / (1 - u)) + phi) / BETA)
+    stretched = s * SPAN + GAMMA
+    z = stretched.clamp(0.0, 1.0)
+    slope = torch.where(z == stretched, s * (1 - s) * (SPAN / BETA), 0.0)
+    active = torch.sigmoid(phi - LOWER)
+    place = (phi + PHI_MAX) * (INTERVALS / (2 * PHI_MAX))
+    index = place.int().clamp(0, INTERVALS)
+    entropy = table[0][index] + (place - index) * table[1][index]
+    pull = multiplier.unsqueeze(1) * active * (1 - active) + rates.temperature * entropy
+    violation = active.sum(1) - rates.target
+    raised = (multiplier + rates.multiplier * violation).clamp(min=0.0)
+    return (
+        theta - rates.theta * field * z,
+        (phi - rates.phi * (field * theta * slope + pull)).clamp(-PHI_MAX, PHI_MAX),
+        torch.where(violation <= 0, 0.0, raised),
+    )
+
+
+def elementwise(lanes: int, d: int, rates: Rates) -> Call:
+    """Return a call of the step without its products: noise, gates, entropy and update, fused."""
+    table = entropy_slope_table(rates.prior)
+    theta, field = torch.randn(lanes, d), torch.randn(lanes, d)
+    phi, multiplier = rates.prior + 0.1 * torch.randn(lanes, d), torch.zeros(lanes)
+    keys = random.fold(random.key("floor"), torch.arange(lanes))
+
+    @torch.compile(dynamic=False, fullgraph=True)
+    def step(
+        theta: Tensor, phi: Tensor, multiplier: Tensor, field: Tensor, keys: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        u = random.uniform(keys, (d,))
+        return gate_step(theta, phi, multiplier, field, u, table, rates)
+
+    return lambda: step(theta, phi, multiplier, field, keys)

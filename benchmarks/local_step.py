@@ -6,7 +6,8 @@ runs it compiled, inside a round, as `train` does. The time of a step is (time o
 local steps - time of a round of 2) / 4, so that what a round costs once is not in it; `round_ms` is
 the round of 2. It is compared with
 
-- `ratio_to_floor`: the two bare batched products of a step, x θ and xᵀ r (`torch.bmm`);
+- `ratio_to_floor`: the two bare batched products of a step, x θ and xᵀ r, by `torch.bmm` or in a
+  compiled kernel, whichever is faster here (`ratio_to_bmm`: by `torch.bmm`);
 - `ratio_to_elementwise_floor`: the element-wise work of a step in one fused kernel, no products;
 - `ratio_to_jax`: the same step, with the same random numbers, in JAX (jit of vmap, the difference
   of 6 and 2 steps too); null without jax.
@@ -97,14 +98,14 @@ def measure_case(lanes: int, d: int, repeats: int) -> Results:
     tasks: dict[str, Call] = {
         "few": few,
         "many": many,
-        "products": floors.products(data.x.reshape(lanes, BATCH, d)),
         "elementwise": floors.elementwise(lanes, d, floors.rates_of(job.algorithm, job.problem)),
-    }
+    } | floors.products(data.x.reshape(lanes, BATCH, d))
     try:
         tasks |= {f"jax_{count}": jax_steps(data, job, count) for count in (FEW, MANY)}
     except MissingPeerError as error:
         print(error, file=sys.stderr)
     seconds = interleaved(tasks, repeats)
+    products = min(seconds["bmm"], seconds["fused"])
     step = (seconds["many"] - seconds["few"]) / (MANY - FEW)
     jax = None
     if f"jax_{FEW}" in seconds:
@@ -114,10 +115,11 @@ def measure_case(lanes: int, d: int, repeats: int) -> Results:
         "d": d,
         "step_ms": 1e3 * step,
         "round_ms": 1e3 * seconds["few"],
-        "products_ms": 1e3 * seconds["products"],
+        "products_ms": 1e3 * products,
         "elementwise_ms": 1e3 * seconds["elementwise"],
         "jax_ms": None if jax is None else 1e3 * jax,
-        "ratio_to_floor": step / seconds["products"],
+        "ratio_to_floor": step / products,
+        "ratio_to_bmm": step / seconds["bmm"],
         "ratio_to_elementwise_floor": step / seconds["elementwise"],
         "ratio_to_jax": None if jax is None else step / jax,
     }

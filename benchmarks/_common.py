@@ -21,9 +21,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedsift.algorithms import Algorithm
+from fedsift.algorithms import Algorithm, FedAvg
 from fedsift.data import FederatedData
-from fedsift.problems import Problem
+from fedsift.models import from_module, mlp
+from fedsift.outcomes import make_outcome
+from fedsift.problems import Problem, supervised
 from fedsift.training import train
 
 ONE_THREAD = {
@@ -34,6 +36,7 @@ ONE_THREAD = {
 }
 ROUNDS = 300  # the length of the runs of which a few rounds are timed
 REPEATS = 5
+PIXELS, CLASSES = 784, 10
 
 Results = dict[str, Any]
 Measure = Callable[[argparse.Namespace], Results]
@@ -212,10 +215,56 @@ class _StoppedError(Exception):
     pass
 
 
-def regression_sites(sites: int, rows: int, d: int, seed: int = 0) -> FederatedData:
-    """Return a regression task of equal sites: standard normal features, five that matter."""
-    draw = np.random.default_rng(seed)
-    x = draw.standard_normal((sites * rows, d), dtype=np.float32)
-    y = x[:, :5].sum(1) + 0.5 * draw.standard_normal(len(x), dtype=np.float32)
+def site_rows(site: int, rows: int, d: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return x [rows, d] and y [rows] of a site: standard normal features, five that matter."""
+    draw = np.random.default_rng(site)
+    x = draw.standard_normal((rows, d), dtype=np.float32)
+    return x, x[:, :5].sum(1) + 0.5 * draw.standard_normal(rows, dtype=np.float32)
+
+
+def regression_sites(sites: int, rows: int, d: int) -> FederatedData:
+    """Return the rows of equal sites."""
+    x, y = (np.concatenate(t) for t in zip(*(site_rows(c, rows, d) for c in range(sites))))  # noqa: B905
     names = np.repeat([f"site{c}" for c in range(sites)], rows)
     return FederatedData.from_arrays(x, y, sites=names, outcome="regression")
+
+
+def image_rows(site: int, rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return x [rows, 784] and labels 0 .. 9 [rows] of a site."""
+    draw = np.random.default_rng(site)
+    labels = draw.permutation(np.arange(rows) % CLASSES)
+    x = draw.standard_normal((rows, PIXELS), dtype=np.float32)
+    x[np.arange(rows), labels] += 3.0
+    return x, labels
+
+
+def image_sites(sites: int, rows: int) -> FederatedData:
+    """Return the labelled rows of equal sites."""
+    x, y = (np.concatenate(t) for t in zip(*(image_rows(c, rows) for c in range(sites))))  # noqa: B905
+    names = np.repeat([f"site{c}" for c in range(sites)], rows)
+    return FederatedData.from_arrays(x, y, sites=names, outcome="multiclass")
+
+
+@dataclass(frozen=True)
+class NetworkJob:
+    """Federated averaging of a 784-128-10 network: what fedsift, Flower and pfl all do.
+
+    20 local steps are one pass over a site's 640 rows in batches of 32.
+    """
+
+    sites: int = 100
+    rows: int = 640
+    batch: int = 32
+    local_steps: int = 20
+    learning_rate: float = 0.05
+    layers: tuple[int, ...] = (PIXELS, 128, CLASSES)
+
+    def start(self) -> SteppedRun:
+        """Start it in fedsift."""
+        problem = supervised(from_module(mlp(self.layers)), make_outcome("multiclass", CLASSES))
+        algorithm = FedAvg(
+            learning_rate=self.learning_rate,
+            batch_size=self.batch,
+            local_steps=self.local_steps,
+        )
+        return SteppedRun(problem, image_sites(self.sites, self.rows), algorithm)

@@ -1,0 +1,108 @@
+"""The clients of the Flower benchmark: local steps of E-FLoPS in NumPy, of FedAvg in torch.
+
+Ray's workers import this module. What is the same in every round (rows, table, network) is kept in
+the worker, as a Flower client would.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from torch import nn
+
+from benchmarks import _floors as floors
+from benchmarks._common import image_rows, site_rows
+from fedsift.gates import PHI_MAX
+from fedsift.models import mlp
+
+app = ClientApp()
+Array = np.ndarray
+
+site_rows_once = lru_cache(None)(site_rows)
+image_rows_once = lru_cache(None)(image_rows)
+network = lru_cache(None)(mlp)
+
+
+@lru_cache(None)
+def entropy_table(prior: float) -> tuple[Array, Array]:
+    """Return the table of the entropy's slope as arrays."""
+    start, step = floors.entropy_slope_table(prior)
+    return start.numpy(), step.numpy()
+
+
+def reply(message: Message, arrays: ArrayRecord, rows: int) -> Message:
+    """Return a client's answer."""
+    metrics = MetricRecord({"num-examples": rows})
+    return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
+
+
+@app.train("eflops")  # type: ignore[untyped-decorator]
+def train_eflops(message: Message, context: Context) -> Message:
+    """Take local steps from the server's (θ̃, bias, φ, λ) and send all of it back."""
+    config: Any = message.content["config"]
+    site, rows = int(context.node_config["partition-id"]), int(config["rows"])
+    state = message.content["arrays"].to_numpy_ndarrays()
+    x, y = site_rows_once(site, rows, len(state[0]))
+    rates = floors.Rates(*config["rates"])
+    draw = np.random.default_rng((int(config["server-round"]), site))
+    for _ in range(int(config["local-steps"])):
+        chosen = draw.permutation(rows)[: int(config["batch"])]
+        u = draw.random(len(state[0]), dtype=np.float32)
+        state = eflops_step(state, x[chosen], y[chosen], u, rates)
+    return reply(message, ArrayRecord(state), rows)
+
+
+def eflops_step(
+    state: list[Array], x: Array, y: Array, u: Array, rates: floors.Rates
+) -> list[Array]:
+    """Return (θ̃, bias, φ, λ) after a local step: the formulas of `EFLoPS`, float32."""
+    theta, bias, phi, multiplier = state
+    u = np.clip(u, np.float32(1e-6), np.float32(1 - 1e-6))
+    s = 1 / (1 + np.exp(-(np.log(u / (1 - u)) + phi) / np.float32(floors.BETA)))
+    stretched = s * np.float32(floors.SPAN) + np.float32(floors.GAMMA)
+    z = np.clip(stretched, 0, 1)
+    slope = np.where(z == stretched, s * (1 - s) * np.float32(floors.SPAN / floors.BETA), 0)
+    residual = (x @ (theta * z) + bias - y) * np.float32(2 / len(x))
+    field = residual @ x
+    active = 1 / (1 + np.exp(np.float32(floors.LOWER) - phi))
+    start, step = entropy_table(rates.prior)
+    place = (phi + np.float32(PHI_MAX)) * np.float32(floors.INTERVALS / (2 * PHI_MAX))
+    index = place.astype(np.int32)
+    entropy = start[index] + (place - index) * step[index]
+    pull = multiplier * active * (1 - active) + np.float32(rates.temperature) * entropy
+    violation = active.sum() - np.float32(rates.target)
+    raised = np.maximum(multiplier + np.float32(rates.multiplier) * violation, 0)
+    moved = phi - np.float32(rates.phi) * (field * theta * slope + pull)
+    return [
+        theta - np.float32(rates.theta) * field * z,
+        bias - np.float32(rates.theta) * residual.sum(),
+        np.clip(moved, -PHI_MAX, PHI_MAX),
+        np.zeros_like(multiplier) if violation <= 0 else raised,
+    ]
+
+
+@app.train("fedavg")  # type: ignore[untyped-decorator]
+def train_fedavg(message: Message, context: Context) -> Message:
+    """Take a pass over the site's rows from the server's network and send it back."""
+    config: Any = message.content["config"]
+    site, rows, batch = (
+        int(context.node_config["partition-id"]),
+        int(config["rows"]),
+        int(config["batch"]),
+    )
+    torch.set_num_threads(1)
+    model = network(tuple(config["layers"]))
+    model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+    x, y = (torch.from_numpy(values) for values in image_rows_once(site, rows))
+    optimiser = torch.optim.SGD(model.parameters(), lr=float(config["learning-rate"]))
+    loss = nn.CrossEntropyLoss()
+    for chosen in torch.randperm(rows)[: batch * int(config["local-steps"])].split(batch):
+        optimiser.zero_grad()
+        loss(model(x[chosen]), y[chosen]).backward()
+        optimiser.step()
+    return reply(message, ArrayRecord(model.state_dict()), rows)

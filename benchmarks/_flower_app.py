@@ -1,22 +1,25 @@
-"""The clients of the Flower benchmark: local steps of E-FLoPS in NumPy, of FedAvg in torch.
+"""The Flower app of the benchmark: local steps of E-FLoPS in NumPy, of FedAvg in torch.
 
 Ray's workers import this module. What is the same in every round (rows, table, network) is kept in
-the worker, as a Flower client would.
+the worker.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import FedAvg
 from torch import nn
 
 from benchmarks import _floors as floors
-from benchmarks._common import image_rows, site_rows
+from benchmarks._jobs import image_rows, site_rows
 from fedsift.gates import PHI_MAX
 from fedsift.models import mlp
 
@@ -41,7 +44,7 @@ def reply(message: Message, arrays: ArrayRecord, rows: int) -> Message:
     return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
 
 
-@app.train("eflops")  # type: ignore[untyped-decorator]
+@app.train("eflops")
 def train_eflops(message: Message, context: Context) -> Message:
     """Take local steps from the server's (θ̃, bias, φ, λ) and send all of it back."""
     config: Any = message.content["config"]
@@ -86,7 +89,7 @@ def eflops_step(
     ]
 
 
-@app.train("fedavg")  # type: ignore[untyped-decorator]
+@app.train("fedavg")
 def train_fedavg(message: Message, context: Context) -> Message:
     """Take a pass over the site's rows from the server's network and send it back."""
     config: Any = message.content["config"]
@@ -106,3 +109,52 @@ def train_fedavg(message: Message, context: Context) -> Message:
         loss(model(x[chosen]), y[chosen]).backward()
         optimiser.step()
     return reply(message, ArrayRecord(model.state_dict()), rows)
+
+
+class Complete(FedAvg):
+    """Averages the answers of all sites, or fails; sends messages of one kind of training."""
+
+    def __init__(self, kind: str, sites: int) -> None:
+        super().__init__(fraction_evaluate=0.0, min_train_nodes=sites, min_available_nodes=sites)
+        self.kind, self.sites = kind, sites
+
+    def _construct_messages(self, record: Any, node_ids: Any, message_type: str) -> Any:
+        return super()._construct_messages(record, node_ids, f"{message_type}.{self.kind}")
+
+    def aggregate_train(self, server_round: int, replies: Any) -> Any:
+        """Average the answers."""
+        replies = list(replies)
+        failed = [answer.error.reason for answer in replies if answer.has_error()]
+        assert not failed, failed[0]
+        assert len(replies) == self.sites, f"{len(replies)} of {self.sites} sites answered"
+        return super().aggregate_train(server_round, replies)
+
+
+def simulate(
+    kind: str,
+    sites: int,
+    arrays: Any,
+    config: Mapping[str, Any],
+    rounds: int,
+    hook: Callable[[int, Any], None],
+) -> None:
+    """Run rounds in Flower's simulator; the server calls ``hook`` before and after each."""
+    from flwr.simulation import run_simulation
+
+    server = ServerApp()
+    finished = []
+
+    @server.main()
+    def main(grid: Grid, context: Context) -> None:  # noqa: ARG001
+        result = Complete(kind, sites).start(
+            grid,
+            ArrayRecord(arrays),
+            num_rounds=rounds,
+            train_config=ConfigRecord(dict(config)),
+            evaluate_fn=hook,
+        )
+        finished.append(result)
+
+    resources = {"num_cpus": 1, "num_gpus": 0.0}
+    run_simulation(server, app, sites, backend_config={"client_resources": resources})
+    assert finished, "Flower's run did not finish"

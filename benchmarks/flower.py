@@ -6,12 +6,12 @@
 - FedAvg: a 784-128-10 network, 100 sites of 640 rows, 20 local steps in batches of 32; torch at
   Flower's clients.
 
-Flower: `run_simulation`, whose round loop is that of `flwr run`; strategy FedAvg with min_train_nodes
-the exact number, one core a client and so as many worker processes as there are cores; clients keep
-rows and networks between messages. fedsift: `train` with its defaults for a run of 300 rounds, one
-process of one thread. Neither evaluates; a round of Flower goes from one call of its server hook to
-the next. Rounds take turns; the first of either is a warm-up. `speedup` is the median seconds of
-Flower's rounds over fedsift's.
+Flower: `run_simulation`, whose round loop is that of `flwr run`; strategy FedAvg with
+min_train_nodes the exact number, one core a client and so as many worker processes as there are
+cores; clients keep rows and networks between messages. fedsift: `train` with its defaults for a run
+of 300 rounds, one process of one thread. Neither evaluates; a round of Flower goes from one call of
+its server hook to the next. Rounds take turns; the first of either is a warm-up. `speedup` is the
+median seconds of Flower's rounds over fedsift's.
 
 Needs flwr[simulation]. Run: `python benchmarks/flower.py [--quick] [--repeats 5] [--plot FILE]`.
 """
@@ -36,16 +36,8 @@ if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from benchmarks import _floors as floors
-from benchmarks._common import (
-    NetworkJob,
-    Results,
-    SteppedRun,
-    Target,
-    regression_sites,
-    require,
-    run_script,
-    versions,
-)
+from benchmarks._common import Results, Target, require, run_script, versions
+from benchmarks._jobs import NetworkJob, SteppedRun, regression_sites
 from benchmarks._plots import bars
 from fedsift.algorithms import EFLoPS
 from fedsift.models import mlp
@@ -103,64 +95,23 @@ def fedavg_case(job: NetworkJob) -> Case:
 
 def measure_case(case: Case, repeats: int) -> Results:
     """Simulate in Flower, with rounds of fedsift between its rounds."""
-    from flwr.app import ArrayRecord, ConfigRecord
-    from flwr.serverapp import ServerApp
-    from flwr.serverapp.strategy import FedAvg
-    from flwr.simulation import run_simulation
-
-    from benchmarks import _flower_app as clients
+    from benchmarks._flower_app import simulate
 
     theirs: list[float] = []
     ours: list[float] = []
-    clock = {"left": 0.0}
-    finished: list[ArrayRecord] = []
+    left = time.perf_counter()
 
-    class Counted(FedAvg):  # type: ignore[misc]
-        """Names the kind of training in the message's type."""
-
-        def _construct_messages(self, record: Any, node_ids: Any, message_type: str) -> Any:
-            kind = f"{message_type}.{case.model}"
-            return super()._construct_messages(record, node_ids, kind)
-
-        def aggregate_train(self, server_round: int, replies: Any) -> Any:
-            replies = list(replies)
-            failed = [reply.error.reason for reply in replies if reply.has_error()]
-            assert not failed, failed[0]
-            assert len(replies) == case.sites, f"{len(replies)} of {case.sites} sites answered"
-            return super().aggregate_train(server_round, replies)
-
-    def between(server_round: int, arrays: ArrayRecord) -> None:  # noqa: ARG001
+    def between(server_round: int, arrays: Any) -> None:  # noqa: ARG001
+        nonlocal left
         if server_round > 1:
-            theirs.append(time.perf_counter() - clock["left"])
+            theirs.append(time.perf_counter() - left)
         rounds = [case.run.round() for _ in range(OURS_EACH)]
         if server_round:
             ours.extend(rounds)
-        clock["left"] = time.perf_counter()
+        left = time.perf_counter()
 
-    server = ServerApp()
-
-    @server.main()  # type: ignore[untyped-decorator]
-    def main(grid: Any, context: Any) -> None:  # noqa: ARG001
-        strategy = Counted(
-            fraction_evaluate=0.0, min_train_nodes=case.sites, min_available_nodes=case.sites
-        )
-        result = strategy.start(
-            grid,
-            ArrayRecord(case.arrays),
-            num_rounds=1 + repeats,
-            train_config=ConfigRecord(dict(case.config)),
-            evaluate_fn=between,
-        )
-        finished.append(result.arrays)
-
-    run_simulation(
-        server,
-        clients.app,
-        case.sites,
-        backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}},
-    )
+    simulate(case.model, case.sites, case.arrays, case.config, 1 + repeats, between)
     case.run.stop()
-    assert finished, "Flower's run did not finish"
     assert len(theirs) == repeats
     theirs_seconds, our_seconds = statistics.median(theirs), statistics.median(ours)
     return {

@@ -24,7 +24,8 @@ if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from benchmarks import _floors as floors
-from benchmarks._common import Results, regression_sites, require, run_script, versions
+from benchmarks._common import Results, require, run_script, versions
+from benchmarks._jobs import regression_sites
 from benchmarks._plots import bars
 from fedsift import random, trees
 from fedsift.algorithms import EFLoPS

@@ -30,15 +30,8 @@ if __name__ == "__main__":
 
 from benchmarks import _floors as floors
 from benchmarks import jax_step
-from benchmarks._common import (
-    MissingPeerError,
-    Results,
-    Target,
-    interleaved,
-    regression_sites,
-    run_script,
-    versions,
-)
+from benchmarks._common import MissingPeerError, Results, Target, interleaved, run_script, versions
+from benchmarks._jobs import regression_sites
 from benchmarks._plots import bars
 from fedsift.aggregation import mean
 from fedsift.algorithms import EFLoPS
@@ -57,9 +50,7 @@ Call = Callable[[], object]
 
 def engine_round(data: FederatedData, local_steps: int) -> tuple[Call, Job]:
     """Return a call of a compiled round at all sites, and its job."""
-    algorithm = EFLoPS(
-        density=0.05, learning_rate=0.01, batch_size=BATCH, local_steps=local_steps
-    )
+    algorithm = EFLoPS(density=0.05, learning_rate=0.01, batch_size=BATCH, local_steps=local_steps)
     job = Job(linear_problem(data), data, algorithm, Lossless(), mean, (0,))
     engine, carried = make_engine("vectorized", compiled=True), begin(job)
 

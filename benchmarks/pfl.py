@@ -28,16 +28,8 @@ if __name__ == "__main__":
     # From the root of the repository: in this folder, `import pfl` would find this file.
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from benchmarks._common import (
-    NetworkJob,
-    Results,
-    SteppedRun,
-    Target,
-    image_rows,
-    require,
-    run_script,
-    versions,
-)
+from benchmarks._common import Results, Target, require, run_script, versions
+from benchmarks._jobs import NetworkJob, SteppedRun, image_rows
 from benchmarks._plots import bars
 from fedsift.models import mlp
 
@@ -85,9 +77,10 @@ def measure_network(job: NetworkJob, run: SteppedRun, repeats: int) -> Results:
     )
     theirs: list[float] = []
     ours: list[float] = []
-    clock = {"left": 0.0}
+    left = time.perf_counter()
+    base_class: Any = callback.TrainingProcessCallback
 
-    class Between(callback.TrainingProcessCallback):  # type: ignore[misc]
+    class Between(base_class):  # type: ignore[misc]
         """Times pfl's round and lets fedsift do one."""
 
         def after_central_iteration(
@@ -97,10 +90,11 @@ def measure_network(job: NetworkJob, run: SteppedRun, repeats: int) -> Results:
             *,
             central_iteration: int,
         ) -> tuple[bool, Any]:
+            nonlocal left
             if central_iteration:
-                theirs.append(time.perf_counter() - clock["left"])
+                theirs.append(time.perf_counter() - left)
             ours.append(run.round())
-            clock["left"] = time.perf_counter()
+            left = time.perf_counter()
             return False, metrics.Metrics()
 
     metrics = require("pfl.metrics", REQUIREMENT)

@@ -22,14 +22,8 @@ if __name__ == "__main__":
     # From the root of the repository: names in this folder would hide packages of the same name.
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from benchmarks._common import (
-    Results,
-    SteppedRun,
-    Target,
-    regression_sites,
-    run_script,
-    versions,
-)
+from benchmarks._common import Results, Target, run_script, versions
+from benchmarks._jobs import SteppedRun, regression_sites
 from benchmarks._plots import bars
 from fedsift.algorithms import EFLoPS
 from fedsift.studies import linear_problem

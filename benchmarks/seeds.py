@@ -25,15 +25,8 @@ if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from benchmarks import _floors as floors
-from benchmarks._common import (
-    Results,
-    SteppedRun,
-    Target,
-    interleaved,
-    regression_sites,
-    run_script,
-    versions,
-)
+from benchmarks._common import Results, Target, interleaved, run_script, versions
+from benchmarks._jobs import SteppedRun, regression_sites
 from benchmarks._plots import bars
 from fedsift.algorithms import EFLoPS
 from fedsift.studies import linear_problem

@@ -3,27 +3,36 @@
 #   make demo                      find genes in the embedded leukaemia data
 #   make test                      run the tests
 #
-# Variables: PYTHON (interpreter that makes the environment), VENV (its folder),
+# Variables: PYTHON (interpreter that makes the environment), VENV (its folder), PEERS (the folder
+# of the environment with the libraries that benchmarks compare with), BENCH_ARGS (passed on),
 # TORCH_INDEX (an extra package index for torch: on Linux PyTorch's default build
 # brings CUDA, several GB; TORCH_INDEX=https://download.pytorch.org/whl/cpu gives the
 # CPU build), PYTEST_ARGS and DEMO_ARGS (passed on).
 
 PYTHON      ?= python3
 VENV        ?= .venv
+PEERS       ?= .venv-peers
 TORCH_INDEX ?=
 PYTEST_ARGS ?=
 DEMO_ARGS   ?=
+BENCH_ARGS  ?=
 
 BIN     := $(VENV)/bin
 STAMP   := $(VENV)/.installed
 SOURCES := $(wildcard src tests benchmarks experiments scripts)
-BENCHES := $(wildcard benchmarks/[!_]*.py)
+
+# Benchmarks that need a peer, those that compare with one where it is there, and all others.
+PEER_ONLY    := $(addprefix benchmarks/,flower.py jax_step.py pfl.py)
+PEER_BENCHES := benchmarks/local_step.py $(PEER_ONLY)
+BENCHES      := $(filter-out $(PEER_ONLY),$(wildcard benchmarks/[!_]*.py))
+SPEED        := $(addprefix benchmarks/,local_step.py rounds.py seeds.py flower.py pfl.py)
+PEERS_STAMP  := $(PEERS)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format check acceptance bench hooks clean distclean
+.PHONY: help setup demo test lint format check acceptance bench bench-peers bench-docs hooks clean distclean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 setup: $(STAMP) ## Create the environment and install fedsift with its tools, once
 
@@ -56,9 +65,26 @@ check: lint test ## Lint, then test: what CI runs
 acceptance: $(STAMP) ## Run and print every acceptance figure, write them to docs/figures.md
 	FEDSIFT_FIGURES=docs $(BIN)/python -m pytest -q -s -m "acceptance or acceptance_long" $(PYTEST_ARGS)
 
-bench: $(STAMP) ## Run the benchmarks; each prints JSON
+bench: $(STAMP) ## Run the benchmarks that need no peer; each prints JSON
 	@test -n "$(BENCHES)" || { echo "no benchmarks/*.py to run" >&2; exit 2; }
 	@set -e; for bench in $(BENCHES); do echo "$$bench" >&2; $(BIN)/python "$$bench"; done
+
+$(PEERS_STAMP): pyproject.toml constraints.txt benchmarks/requirements-peers.txt
+	@$(PEERS)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(PEERS)
+	$(PEERS)/bin/python -m pip install --quiet --no-input --disable-pip-version-check \
+	    $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -c constraints.txt \
+	    -r benchmarks/requirements-peers.txt -e .
+	@touch $@
+
+bench-peers: $(PEERS_STAMP) ## Run the benchmarks against other libraries; each prints JSON
+	@set -e; for bench in $(PEER_BENCHES); do \
+	    echo "$$bench" >&2; $(PEERS)/bin/python "$$bench" $(BENCH_ARGS); done
+
+bench-docs: $(PEERS_STAMP) ## Run the benchmarks of docs/speed.md and write it
+	@mkdir -p build/bench
+	@set -e; for bench in $(SPEED); do echo "$$bench" >&2; \
+	    $(PEERS)/bin/python "$$bench" $(BENCH_ARGS) > build/bench/$$(basename "$$bench" .py).json; done
+	$(PEERS)/bin/python scripts/speed_page.py build/bench/*.json
 
 hooks: $(STAMP) ## Install the git hooks
 	$(BIN)/pre-commit install
@@ -67,5 +93,5 @@ clean: ## Remove caches and build output
 	rm -rf build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +
 
-distclean: clean ## Remove the environment too
-	rm -rf $(VENV)
+distclean: clean ## Remove the environments too
+	rm -rf $(VENV) $(PEERS)

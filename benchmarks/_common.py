@@ -44,10 +44,15 @@ class Target:
 
     def judge(self, measured: float | None) -> Results:
         """Return the target beside what was measured; None where it was not."""
-        met = None if measured is None else (measured <= self.bound) == self.at_most
         sign = "<=" if self.at_most else ">="
-        return {"name": self.name, "target": f"{sign} {self.bound:g}", "measured": measured} | {
-            "met": met if measured != self.bound else True
+        met: bool | None = None
+        if measured is not None:
+            met = measured <= self.bound if self.at_most else measured >= self.bound
+        return {
+            "name": self.name,
+            "target": f"{sign} {self.bound:.3g}",
+            "measured": measured,
+            "met": met,
         }
 
 

@@ -105,18 +105,18 @@ def gate_step(
     )
 
 
-def elementwise(lanes: int, d: int, rates: Rates) -> Call:
+def elementwise(lanes: int, d: int, rates: Rates, *, compiled: bool = True) -> Call:
     """Return a call of the step without its products: noise, gates, entropy and update, fused."""
     table = entropy_slope_table(rates.prior)
     theta, field = torch.randn(lanes, d), torch.randn(lanes, d)
     phi, multiplier = rates.prior + 0.1 * torch.randn(lanes, d), torch.zeros(lanes)
     keys = random.fold(random.key("floor"), torch.arange(lanes))
 
-    @torch.compile(dynamic=False, fullgraph=True)
     def step(
         theta: Tensor, phi: Tensor, multiplier: Tensor, field: Tensor, keys: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         u = random.uniform(keys, (d,))
         return gate_step(theta, phi, multiplier, field, u, table, rates)
 
-    return lambda: step(theta, phi, multiplier, field, keys)
+    fused = torch.compile(step, dynamic=False, fullgraph=True) if compiled else step
+    return lambda: fused(theta, phi, multiplier, field, keys)

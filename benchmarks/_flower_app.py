@@ -20,22 +20,14 @@ from torch import nn
 
 from benchmarks import _floors as floors
 from benchmarks._jobs import image_rows, site_rows
-from fedsift.gates import PHI_MAX
+from benchmarks._numpy_step import eflops_step
 from fedsift.models import mlp
 
 app = ClientApp()
-Array = np.ndarray
 
 site_rows_once = lru_cache(None)(site_rows)
 image_rows_once = lru_cache(None)(image_rows)
 network = lru_cache(None)(mlp)
-
-
-@lru_cache(None)
-def entropy_table(prior: float) -> tuple[Array, Array]:
-    """Return the table of the entropy's slope as arrays."""
-    start, step = floors.entropy_slope_table(prior)
-    return start.numpy(), step.numpy()
 
 
 def reply(message: Message, arrays: ArrayRecord, rows: int) -> Message:
@@ -58,35 +50,6 @@ def train_eflops(message: Message, context: Context) -> Message:
         u = draw.random(len(state[0]), dtype=np.float32)
         state = eflops_step(state, x[chosen], y[chosen], u, rates)
     return reply(message, ArrayRecord(state), rows)
-
-
-def eflops_step(
-    state: list[Array], x: Array, y: Array, u: Array, rates: floors.Rates
-) -> list[Array]:
-    """Return (θ̃, bias, φ, λ) after a local step: the formulas of `EFLoPS`, float32."""
-    theta, bias, phi, multiplier = state
-    u = np.clip(u, np.float32(1e-6), np.float32(1 - 1e-6))
-    s = 1 / (1 + np.exp(-(np.log(u / (1 - u)) + phi) / np.float32(floors.BETA)))
-    stretched = s * np.float32(floors.SPAN) + np.float32(floors.GAMMA)
-    z = np.clip(stretched, 0, 1)
-    slope = np.where(z == stretched, s * (1 - s) * np.float32(floors.SPAN / floors.BETA), 0)
-    residual = (x @ (theta * z) + bias - y) * np.float32(2 / len(x))
-    field = residual @ x
-    active = 1 / (1 + np.exp(np.float32(floors.LOWER) - phi))
-    start, step = entropy_table(rates.prior)
-    place = (phi + np.float32(PHI_MAX)) * np.float32(floors.INTERVALS / (2 * PHI_MAX))
-    index = place.astype(np.int32)
-    entropy = start[index] + (place - index) * step[index]
-    pull = multiplier * active * (1 - active) + np.float32(rates.temperature) * entropy
-    violation = active.sum() - np.float32(rates.target)
-    raised = np.maximum(multiplier + np.float32(rates.multiplier) * violation, 0)
-    moved = phi - np.float32(rates.phi) * (field * theta * slope + pull)
-    return [
-        theta - np.float32(rates.theta) * field * z,
-        bias - np.float32(rates.theta) * residual.sum(),
-        np.clip(moved, -PHI_MAX, PHI_MAX),
-        np.zeros_like(multiplier) if violation <= 0 else raised,
-    ]
 
 
 @app.train("fedavg")

@@ -34,17 +34,18 @@ from fedsift.studies import linear_problem
 SITES, ROWS, BATCH, SEEDS = 10, 40, 32, 30
 
 
-def measure_seeds(d: int, seeds: int, repeats: int) -> Results:
+def measure_seeds(d: int, seeds: int, repeats: int, *, compiled: bool = True) -> Results:
     """Return the figures for a number of features and seeds."""
     data = regression_sites(SITES, ROWS, d)
     problem = linear_problem(data)
     algorithm = EFLoPS(density=0.05, learning_rate=0.01, batch_size=BATCH, local_steps=2)
     runs = {
-        "together": SteppedRun(problem, data, algorithm, seeds=range(seeds), compiled=True),
-        "separate": SteppedRun(problem, data, algorithm, compiled=True),
+        "together": SteppedRun(problem, data, algorithm, seeds=range(seeds), compiled=compiled),
+        "separate": SteppedRun(problem, data, algorithm, compiled=compiled),
         "default": SteppedRun(problem, data, algorithm),
     }
-    floor = floors.elementwise(SITES * seeds, d, floors.rates_of(algorithm, problem))
+    rates = floors.rates_of(algorithm, problem)
+    floor = floors.elementwise(SITES * seeds, d, rates, compiled=compiled)
     times: dict[str, list[float]] = {name: [] for name in runs}
     floor_seconds = []
     for repeat in range(repeats + 1):

@@ -132,7 +132,7 @@ def measure(arguments: argparse.Namespace) -> Results:
     logging.getLogger("flwr").setLevel(logging.ERROR)
     cases = [
         measure_case(eflops_case(sites), arguments.repeats)
-        for sites in (SITES[:2] if arguments.quick else SITES)
+        for sites in (SITES[:1] if arguments.quick else SITES)
     ]
     if not arguments.quick:
         cases.append(measure_case(fedavg_case(NetworkJob()), arguments.repeats))

@@ -2,6 +2,7 @@
 
 import json
 import runpy
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -122,3 +123,9 @@ def test_the_page_is_made_of_what_the_benchmarks_print():
     text = page(json.loads(json.dumps({"rounds": results})))
     assert "| 10 | 1.5 | 0.25 |" in text
     assert "| rounds | overhead | <= 1 | 1.5 | no |" in text
+
+
+def test_the_page_in_the_docs_is_that_of_its_figures():
+    page = runpy.run_path("scripts/speed_page.py")["page"]
+    known = json.loads(Path("docs/speed.json").read_text())
+    assert page(known) == Path("docs/speed.md").read_text()

@@ -6,6 +6,7 @@ engine, no messages.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import NamedTuple
@@ -120,3 +121,24 @@ def elementwise(lanes: int, d: int, rates: Rates, *, compiled: bool = True) -> C
 
     fused = torch.compile(step, dynamic=False, fullgraph=True) if compiled else step
     return lambda: fused(theta, phi, multiplier, field, keys)
+
+
+def network_products(layers: tuple[int, ...], batch: int, count: int) -> Call:
+    """Return a call of the matrix products of ``count`` gradient steps of a network, one by one.
+
+    Two a layer and step, forward and for the weights, and one more for the input of every layer but
+    the first.
+    """
+    inputs = [torch.randn(batch, width) for width in layers[:-1]]
+    slopes = [torch.randn(batch, width) for width in layers[1:]]
+    weights = [torch.randn(n_out, n_in) for n_in, n_out in itertools.pairwise(layers)]
+
+    def call() -> None:
+        for _ in range(count):
+            for place, (x, slope, weight) in enumerate(zip(inputs, slopes, weights, strict=True)):
+                torch.mm(x, weight.T)
+                torch.mm(slope.T, x)
+                if place:
+                    torch.mm(slope, weight)
+
+    return call

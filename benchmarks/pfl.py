@@ -7,7 +7,8 @@ SGD at users and server; a user walks through its rows in their order, where fed
 batch. fedsift: `train` with its defaults for a run of 300 rounds. One process of one thread each;
 neither evaluates; a round of pfl goes from one call of its callback to the next. Rounds take turns;
 the first of either is a warm-up (it holds fedsift's compile). `speedup` is the median seconds of
-pfl's rounds over fedsift's.
+pfl's rounds over fedsift's; `products_ms` is the time of the bare matrix products of a round by
+`torch.mm`, which both need.
 
 Needs pfl. Run: `python benchmarks/pfl.py [--quick] [--repeats 5] [--plot FILE]`.
 """
@@ -28,7 +29,8 @@ if __name__ == "__main__":
     # From the root of the repository: in this folder, `import pfl` would find this file.
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from benchmarks._common import Results, Target, require, run_script, versions
+from benchmarks import _floors as floors
+from benchmarks._common import Results, Target, interleaved, require, run_script, versions
 from benchmarks._jobs import NetworkJob, SteppedRun, image_rows
 from benchmarks._plots import bars
 from fedsift.models import mlp
@@ -77,6 +79,8 @@ def measure_network(job: NetworkJob, run: SteppedRun, repeats: int) -> Results:
     )
     theirs: list[float] = []
     ours: list[float] = []
+    bare: list[float] = []
+    products = floors.network_products(job.layers, job.batch, job.sites * job.local_steps)
     left = time.perf_counter()
     base_class: Any = callback.TrainingProcessCallback
 
@@ -94,6 +98,7 @@ def measure_network(job: NetworkJob, run: SteppedRun, repeats: int) -> Results:
             if central_iteration:
                 theirs.append(time.perf_counter() - left)
             ours.append(run.round())
+            bare.append(interleaved({"products": products}, 1, 0)["products"])
             left = time.perf_counter()
             return False, metrics.Metrics()
 
@@ -136,6 +141,7 @@ def measure_network(job: NetworkJob, run: SteppedRun, repeats: int) -> Results:
         "sites": job.sites,
         "pfl_ms": 1e3 * theirs_seconds,
         "fedsift_ms": 1e3 * our_seconds,
+        "products_ms": 1e3 * statistics.median(bare[1:]),
         "fedsift_first_round_seconds": run.first_round,
         "speedup": theirs_seconds / our_seconds,
     }
@@ -144,7 +150,7 @@ def measure_network(job: NetworkJob, run: SteppedRun, repeats: int) -> Results:
 def measure(arguments: argparse.Namespace) -> Results:
     """Return the figures."""
     require("pfl.model.pytorch", REQUIREMENT)
-    job = NetworkJob(sites=10, rows=128, local_steps=4) if arguments.quick else NetworkJob()
+    job = NetworkJob(sites=10, rows=64, local_steps=2) if arguments.quick else NetworkJob()
     case = measure_network(job, job.start(), arguments.repeats)
     target = Target(f"fedavg, {job.sites} sites", 2.0, at_most=False).judge(case["speedup"])
     return {

@@ -115,7 +115,7 @@ def peer(name: str, key: str) -> Callable[[Results], list[str]]:
         "fedsift_ms": "fedsift, ms",
         "fedsift_first_round_seconds": "fedsift's first round, s",
         "speedup": "times as fast",
-    }
+    } | ({"products_ms": "bare products, ms"} if key == "pfl" else {})
     return lambda results: [PEER.format(name=name), *columns(results["cases"], names)]
 
 

@@ -79,6 +79,7 @@ def local_step(results: Results) -> list[str]:
         "ratio_to_floor": "to products",
         "ratio_to_bmm": "to `torch.bmm`",
         "ratio_to_elementwise_floor": "to element-wise",
+        "ratio_to_both_floors": "to both",
         "ratio_to_jax": "to JAX",
     }
     left = [f"{s['lanes']} lanes of {s['d']} features" for s in results["skipped"]]

@@ -29,6 +29,8 @@ def bars(
         axes.axvline(target, color=RED, linestyle="--", linewidth=1)
     axes.invert_yaxis()
     axes.set(xscale="log", title=title, xlabel=unit)
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_formatter("")
     axes.margins(x=0.15)
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=150)

@@ -43,9 +43,10 @@ in one fused kernel (1000 features, 10 sites, 2 local steps).
 PEER = """## Against {name}
 
 The same job with the same arithmetic at the clients and dense messages: seconds of a warm round of
-{name} over fedsift's. E-FLoPS: 1000 features, 40 rows a site, 2 local steps. FedAvg: a 784-128-10
-network, 640 rows a site, 20 local steps. Batches of 32 rows.
+{name} over fedsift's. {jobs}
 """
+EFLOPS = "E-FLoPS: 1000 features, 40 rows a site, 2 local steps."
+FEDAVG = "FedAvg: a 784-128-10 network, 640 rows a site, 20 local steps. Batches of 32 rows."
 
 
 def number(value: Any) -> str:
@@ -82,7 +83,7 @@ def local_step(results: Results) -> list[str]:
         "ratio_to_both_floors": "to both",
         "ratio_to_jax": "to JAX",
     }
-    left = [f"{s['lanes']} lanes of {s['d']} features" for s in results["skipped"]]
+    left = [f"{s['lanes']} lanes of {s['d']:,} features" for s in results["skipped"]]
     note = [f"Left out for memory: {', '.join(left)}.", ""] if left else []
     return [LOCAL_STEP, *columns(results["cases"], names), *note]
 
@@ -109,6 +110,7 @@ def seeds(results: Results) -> list[str]:
 
 def peer(name: str, key: str) -> Callable[[Results], list[str]]:
     """Return what tells of a simulator."""
+    jobs = FEDAVG if key == "pfl" else f"{EFLOPS}\n{FEDAVG}"
     names = {
         "model": "method",
         "sites": "sites",
@@ -117,7 +119,7 @@ def peer(name: str, key: str) -> Callable[[Results], list[str]]:
         "fedsift_first_round_seconds": "fedsift's first round, s",
         "speedup": "times as fast",
     } | ({"products_ms": "bare products, ms"} if key == "pfl" else {})
-    return lambda results: [PEER.format(name=name), *columns(results["cases"], names)]
+    return lambda results: [PEER.format(name=name, jobs=jobs), *columns(results["cases"], names)]
 
 
 SECTIONS: dict[str, Callable[[Results], list[str]]] = {
@@ -133,7 +135,7 @@ def where_a_peer_wins(known: dict[str, Results]) -> list[str]:
     """Return the cases in which the other side was faster."""
     lost = [
         f"JAX takes the local step {number(case['ratio_to_jax'])} times as fast: "
-        f"{case['lanes']} lanes of {case['d']} features."
+        f"{case['lanes']} lanes of {case['d']:,} features."
         for case in known.get("local_step", {}).get("cases", [])
         if (case["ratio_to_jax"] or 0) > 1
     ]
@@ -197,7 +199,7 @@ def main() -> None:
     for path in parser.parse_args().files:
         results = json.loads(path.read_text())
         known[results["benchmark"]] = results
-    store.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")
+    store.write_text(json.dumps(known, indent=1) + "\n")
     (DOCS / "speed.md").write_text(page(known))
 
 

@@ -26,8 +26,10 @@ class Model:
 
     Attributes:
         init: key → parameters.
-        apply: (params, x [n, ...], key or None in evaluation) → output [n, K].
+        apply: (params, x [n, ...], key or None in evaluation) → output [n, K]; the key is a scalar
+            or one a row.
         gates: which parameters share a gate.
+        draws: whether it draws random numbers in training.
         pullback: (params, x, c [n, K]) → Σ cᵢ ∂outputᵢ/∂params, where it is simpler than autograd.
     """
 
@@ -35,6 +37,7 @@ class Model:
     apply: Apply
     gates: GateMap
     pullback: Callable[[Tree, Tensor, Tensor], Tree] | None = None
+    draws: bool = False
 
 
 def linear(
@@ -82,7 +85,13 @@ class KeyedDropout(nn.Module):
         """Return x with a share p of its numbers set to 0 and the others scaled up, in training."""
         if not self.training or self.p == 0.0:
             return x
-        keep = random.uniform(random.fold(self.key, self.place), x.shape, x.dtype) >= self.p
+        key, each = random.fold(self.key, self.place), x.shape[self.key.ndim :]
+        if x.shape[: self.key.ndim] != self.key.shape:
+            msg = (
+                f"dropout of a tensor {list(x.shape)}: its first axis must be the batch's rows"
+            )
+            raise ValueError(msg)
+        keep = random.uniform(key, each, x.dtype) >= self.p
         return x * keep / (1.0 - self.p)
 
 
@@ -146,7 +155,7 @@ def from_module(module: nn.Module, *, gate: GateUnit = "scalar") -> Model:
         output: Tensor = torch.func.functional_call(module, state, (x,))
         return output
 
-    return Model(init, apply, _module_gates(start, gate))
+    return Model(init, apply, _module_gates(start, gate), draws=bool(key_buffers))
 
 
 def _module_gates(start: Tree, gate: GateUnit) -> GateMap:

@@ -24,14 +24,16 @@ from fedsift.trees import Tree
 class Batch(NamedTuple):
     """Rows of one site.
 
-    ``x`` [n, ...], ``y`` [n], ``weight`` [n] (0 for padding), ``key``: randomness of the model's
-    own (dropout), an int64 scalar.
+    ``x`` [n, ...], ``y`` [n], ``weight`` [n] (0 for padding and for rows not drawn), ``key``: the
+    model's own randomness (dropout), an int64 scalar; ``row`` [n]: numbers of the rows at their
+    site, on which that depends too; None: in order.
     """
 
     x: Tensor
     y: Tensor
     weight: Tensor
     key: Tensor
+    row: Tensor | None = None
 
 
 Operator: TypeAlias = Callable[[Tree, Batch], Tree]
@@ -121,13 +123,19 @@ def supervised(model: Model, outcome: Outcome) -> Problem:
             raise ValueError(msg)
         return output
 
+    def training_output(params: Tree, batch: Batch) -> Tensor:
+        if not model.draws:
+            return apply(params, batch.x, batch.key)
+        row = torch.arange(len(batch.x)) if batch.row is None else batch.row
+        return apply(params, batch.x, fold(batch.key, row))
+
     def mean_loss(params: Tree, batch: Batch) -> Tensor:
-        output = apply(params, batch.x, batch.key)
+        output = training_output(params, batch)
         return weighted_mean(outcome.loss(output, batch.y), batch.weight)
 
     def slopes(params: Tree, batch: Batch) -> Tree:
         assert pullback is not None  # noqa: S101  used only where the model has one
-        output = apply(params, batch.x, batch.key)
+        output = training_output(params, batch)
         share = batch.weight / batch.weight.sum().clamp(min=1e-12)
         cotangent = share.unsqueeze(-1) * outcome.slope(output, batch.y)
         return pullback(params, batch.x, cotangent)

@@ -10,6 +10,8 @@ from torch import Tensor
 from fedsift import random
 from fedsift.problems import Batch
 
+MASKED = 256  # rows up to which all pairs of them are compared
+
 
 class SiteData(NamedTuple):
     """Rows of one site, padded with rows of weight 0 where an engine batches sites.
@@ -29,7 +31,8 @@ class SiteData(NamedTuple):
     def batch(self, step: int, size: int | None, key: Tensor) -> Batch:
         """Return ``size`` rows drawn without replacement, or all rows (None, or a smaller site).
 
-        Rows keep their order, so that what the model draws for each row does not depend on padding.
+        Where few rows would be left out they get the weight 0 instead, which saves copying the
+        others; rows keep their order.
 
         ``key`` is this step's, for the model's own randomness.
         """
@@ -38,5 +41,10 @@ class SiteData(NamedTuple):
             return Batch(self.x, self.y, self.weight, key)
         draw = random.uniform(random.fold(self.key, step), (rows,))
         draw = torch.where(self.weight > 0, draw, draw + 1.0)
-        chosen = torch.topk(draw, size, largest=False).indices.sort().values
-        return Batch(self.x[chosen], self.y[chosen], self.weight[chosen], key)
+        if rows <= min(2 * size, MASKED):
+            before = draw.unsqueeze(0) < draw.unsqueeze(1)
+            tied = (draw.unsqueeze(0) == draw.unsqueeze(1)).tril(-1)
+            chosen = (before | tied).sum(1) < size
+            return Batch(self.x, self.y, self.weight * chosen, key)
+        row = torch.topk(draw, size, largest=False).indices.sort().values
+        return Batch(self.x[row], self.y[row], self.weight[row], key, row)

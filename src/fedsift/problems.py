@@ -66,6 +66,7 @@ class Problem:
             the units of the loss.
         outcome: the kind of target it is for, None for problems without one.
         batched: False for models that must be evaluated one at a time, not by `torch.func.vmap`.
+        apart: the same problem for fused lanes that share no rows, where its model has one.
     """
 
     init: Callable[[Tensor], Tree]
@@ -80,6 +81,7 @@ class Problem:
     null_loss: float = 1.0
     outcome: str | None = None
     batched: bool = True
+    apart: Problem | None = None
 
     def with_ridge(self, strength: float) -> Problem:
         """Return the problem with ``strength/2 · ‖gated parameters‖²`` added to the loss."""
@@ -94,7 +96,11 @@ class Problem:
 
             return field_with_ridge
 
-        return replace(self, operators={k: ridged(f) for k, f in self.operators.items()})
+        return replace(
+            self,
+            operators={k: ridged(f) for k, f in self.operators.items()},
+            apart=None if self.apart is None else self.apart.with_ridge(strength),
+        )
 
 
 def weighted_mean(values: Tensor, weight: Tensor) -> Tensor:
@@ -154,6 +160,7 @@ def supervised(model: Model, outcome: Outcome) -> Problem:
         predict=lambda params, x: apply(params, x, None),
         null_loss=outcome.null_loss,
         outcome=outcome.name,
+        apart=None if model.apart is None else supervised(model.apart, outcome),
     )
 
 

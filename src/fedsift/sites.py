@@ -10,8 +10,6 @@ from torch import Tensor
 from fedsift import random
 from fedsift.problems import Batch
 
-MASKED = 256  # rows up to which all pairs of them are compared
-
 
 class SiteData(NamedTuple):
     """Rows of one site, padded with rows of weight 0 where an engine batches sites.
@@ -39,12 +37,11 @@ class SiteData(NamedTuple):
         rows = self.x.shape[0]
         if size is None or size >= rows:
             return Batch(self.x, self.y, self.weight, key)
-        draw = random.uniform(random.fold(self.key, step), (rows,))
-        draw = torch.where(self.weight > 0, draw, draw + 1.0)
-        if rows <= min(2 * size, MASKED):
-            before = draw.unsqueeze(0) < draw.unsqueeze(1)
-            tied = (draw.unsqueeze(0) == draw.unsqueeze(1)).tril(-1)
-            chosen = (before | tied).sum(1) < size
-            return Batch(self.x, self.y, self.weight * chosen, key)
-        row = torch.topk(draw, size, largest=False).indices.sort().values
+        draw = (random.uniform(random.fold(self.key, step), (rows,)) * 2**24).long()
+        draw = draw * rows + torch.arange(rows)  # no two rows draw the same number
+        draw = torch.where(self.weight > 0, draw, torch.iinfo(draw.dtype).max)
+        drawn, row = torch.topk(draw, size, largest=False)
+        if rows <= 2 * size:
+            return Batch(self.x, self.y, self.weight * (draw <= drawn.max()), key)
+        row = row.sort().values
         return Batch(self.x[row], self.y[row], self.weight[row], key, row)

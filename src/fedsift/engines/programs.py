@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from fedsift import channels, messages, trees
 from fedsift.aggregation import mean_by_region
 from fedsift.algorithms.base import Total
 from fedsift.engines.base import Job, exchange_key, region_message, send
+from fedsift.problems import Problem
 from fedsift.sites import SiteData
 
 log = logging.getLogger(__name__)
@@ -49,10 +51,12 @@ def working(job: Job, exchange: str, *, full: bool) -> Program:
     [U·Q, ...].
     """
 
-    def lane(shared: Any, state: Any, rows: tuple[Tensor, ...], key: Tensor) -> Any:
+    def lane(
+        shared: Any, state: Any, rows: tuple[Tensor, ...], key: Tensor, problem: Problem
+    ) -> Any:
         client, residual = state
         upload, client, info = job.algorithm.client_round(
-            job.problem, shared, client, SiteData(*rows), key, exchange
+            problem, shared, client, SiteData(*rows), key, exchange
         )
         sent, residual, size = send(job, exchange, upload, residual)
         finite = trees.all_finite({group: tree for group, (tree, _) in sent.items()})
@@ -68,19 +72,22 @@ def working(job: Job, exchange: str, *, full: bool) -> Program:
         runs, batches, sites = keys
         lanes = exchange_key(runs, exchange, number, sites.unsqueeze(1))
         data = (*data, exchange_key(batches, exchange, number, sites))
+        sharing = partial(lane, problem=job.problem)
         one_seed, one_site = lanes.shape[1] == 1, lanes.shape[0] == 1
         if one_seed:
             drop = lambda t: t.squeeze(1)  # noqa: E731
             shared = trees.map_tensors((lambda t: t.squeeze(0)) if full else drop, shared)
-            over_sites = vmap(lane, in_dims=(None if full else 0, 0, 0, 0))
+            apart = job.problem.apart if torch.compiler.is_compiling() else None
+            alone = partial(lane, problem=apart or job.problem)
+            over_sites = vmap(alone, in_dims=(None if full else 0, 0, 0, 0))
             return over_sites(shared, trees.map_tensors(drop, state), data, drop(lanes))
         if one_site:
             first = lambda t: t.squeeze(0)  # noqa: E731
             shared = shared if full else trees.map_tensors(first, shared)
-            over_seeds = vmap(lane, in_dims=(0, 0, None, 0))
+            over_seeds = vmap(sharing, in_dims=(0, 0, None, 0))
             state, data = trees.map_tensors(first, state), trees.map_tensors(first, data)
             return over_seeds(shared, state, data, first(lanes))
-        both = vmap(vmap(lane, in_dims=(0, 0, None, 0)), in_dims=(None if full else 0, 0, 0, 0))
+        both = vmap(vmap(sharing, in_dims=(0, 0, None, 0)), in_dims=(None if full else 0, 0, 0, 0))
         return trees.map_tensors(lambda t: t.flatten(0, 1), both(shared, state, data, lanes))
 
     return work

@@ -41,10 +41,12 @@ class Vectorized:
     Attributes:
         programs: runs the work, fused or not.
         memory: bytes that the rows of one chunk of sites may take.
+        chunk: most sites of one chunk; None: as many as fit.
     """
 
     programs: Programs = field(default_factory=Programs)
     memory: float = 1e9
+    chunk: int | None = None
     _kept: tuple[Tensor, Grid] | None = field(default=None, repr=False)
     _blocks: dict[tuple[int, ...], tuple[Tensor, Tensor, Tensor]] = field(
         default_factory=dict, repr=False
@@ -150,7 +152,8 @@ class Vectorized:
         ends = [i for i in range(1, len(blocks)) if alone or blocks[i] != blocks[i - 1]]
         chunks = []
         for start, end in itertools.pairwise([0, *ends, len(blocks)]):
-            most = max(1, int(self.memory / (blocks[start] * per_row)))
+            fitting = max(1, int(self.memory / (blocks[start] * per_row)))
+            most = min(fitting, self.chunk or fitting)
             for first in range(start, end, most):
                 count = min(most, end - first)
                 fixed = grid.full or not self.programs.fused

@@ -210,14 +210,16 @@ def _words(key: Tensor, n: int, streams: Sequence[int]) -> list[Tensor]:
     if not 0 <= n <= _MAX_COUNT:
         msg = f"cannot draw {n} words from one key (0 to {_MAX_COUNT}); fold the key, draw in parts"
         raise ValueError(msg)
-    index = torch.arange(n, dtype=torch.int32, device=key.device)
     low = key.to(torch.int32).unsqueeze(-1)
-    # The counter enters twice, so that two keys with one half in common share no shifted stream and
-    # words may repeat as random ones do.
-    inner = _mix(index + low, _MIX_32, 32)
     high = (key >> 32).to(torch.int32).unsqueeze(-1)
-    index = index * _GOLDEN_32
-    return [_mix(inner ^ (index + (high ^ _STREAMS[s])), _MIX_32, 32) for s in streams]
+    # The counter enters twice, so that two keys with one half in common share no shifted stream and
+    # words may repeat as random ones do. Times a constant it is written as a difference: fused, the
+    # product alone would become a sequence whose overflow C++ compilers take for impossible.
+    index = torch.arange(n, dtype=torch.int32, device=key.device) + low
+    spread = index * _GOLDEN_32
+    start = low * _GOLDEN_32
+    inner = _mix(index, _MIX_32, 32)
+    return [_mix(inner ^ (spread + ((high ^ _STREAMS[s]) - start)), _MIX_32, 32) for s in streams]
 
 
 def _mix(x: Tensor, rounds: Sequence[tuple[int, int | None]], width: int) -> Tensor:

@@ -37,9 +37,8 @@ class SiteData(NamedTuple):
         rows = self.x.shape[0]
         if size is None or size >= rows:
             return Batch(self.x, self.y, self.weight, key)
-        draw = (random.uniform(random.fold(self.key, step), (rows,)) * 2**24).long()
-        draw = draw * rows + torch.arange(rows)  # no two rows draw the same number
-        draw = torch.where(self.weight > 0, draw, torch.iinfo(draw.dtype).max)
+        draw = random.uniform(random.fold(self.key, step), (rows,), torch.float64)
+        draw = torch.where(self.weight > 0, draw, draw + 1.0)
         drawn, row = torch.topk(draw, size, largest=False)
         if rows <= 2 * size:
             return Batch(self.x, self.y, self.weight * (draw <= drawn.max()), key)

@@ -19,8 +19,9 @@ from fedsift.aggregation import mean
 from fedsift.algorithms import EFLoPS
 from fedsift.channels import TopM
 from fedsift.data import synthetic_regression
-from fedsift.engines import compile_pays, make_engine
+from fedsift.engines import Plan, make_engine
 from fedsift.engines.base import Job, begin
+from fedsift.engines.plan import compile_pays
 from fedsift.studies import linear_problem
 
 
@@ -33,7 +34,7 @@ def measure(sites: int, seeds: int, d: int, repeats: int) -> dict[str, float]:
     job = Job(linear_problem(train), train, algorithm, TopM(d // 20), mean, tuple(range(seeds)))
     pays = compile_pays(job, job.eligible, 300)
     engines = {
-        "vectorized": make_engine("vectorized", compiled=pays),
+        "vectorized": make_engine("vectorized", Plan(fused=pays)),
         "eager": make_engine("vectorized"),
         "loop": make_engine("loop"),
     }

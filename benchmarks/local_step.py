@@ -38,7 +38,7 @@ from fedsift.aggregation import mean
 from fedsift.algorithms import EFLoPS
 from fedsift.channels import Lossless
 from fedsift.data import FederatedData
-from fedsift.engines import make_engine
+from fedsift.engines import Plan, make_engine
 from fedsift.engines.base import Carried, Job, begin
 from fedsift.studies import linear_problem
 
@@ -53,7 +53,7 @@ def engine_round(data: FederatedData, local_steps: int) -> tuple[Call, Job]:
     """Return a call of a compiled round at all sites, and its job."""
     algorithm = EFLoPS(density=0.05, learning_rate=0.01, batch_size=BATCH, local_steps=local_steps)
     job = Job(linear_problem(data), data, algorithm, Lossless(), mean, (0,))
-    engine, carried = make_engine("vectorized", compiled=True), begin(job)
+    engine, carried = make_engine("vectorized", Plan(fused=True)), begin(job)
 
     def call() -> Carried:
         return engine.exchange(job, carried, 1, "round", job.eligible)[0]

@@ -1,11 +1,13 @@
 """What a round costs beside its arithmetic: sampling, noise, messages, history, for many sites.
 
 E-FLoPS on a nearly empty model (2 features, 4 rows a site, 2 local steps), one seed, as
-`fedsift.train` does it by default, evaluation off. `sites` is how many take part in a round, drawn
-from a quarter more. `overhead_ms` is the time of a whole warm round, from the end of one round's
-record to the end of the next; `first_round_seconds` is the wait for the first round from the call
-of `train`, with a start, an evaluation and whatever is compiled;
-`first_round_of_the_process_seconds` is that of a run before all others, with what is loaded once.
+`fedsift.train` does it, evaluation off. `sites` is how many take part in a round, drawn from a
+quarter more. `overhead_ms` is the time of a whole warm round with `compile=True`, from the end of
+one round's record to the end of the next, `uncompiled_ms` that with `compile=False`;
+`first_round_seconds` is the wait for the first round from the call of `train`, with a start and an
+evaluation, uncompiled; `first_round_compiled_seconds` the same with the compile (little where an
+earlier process left it on disk); `first_round_of_the_process_seconds` is that of an uncompiled run
+before all others, with what is loaded once.
 
 Medians of interleaved repeats on one thread; a repeat is a few rounds of every size in turn.
 Run: `python benchmarks/rounds.py [--quick] [--repeats 5] [--plot FILE]`.
@@ -36,36 +38,42 @@ OVERHEAD = {10: 1.0, 1_000: 20.0}
 FIRST_ROUND = 1.0
 
 
-def start(sites: int) -> SteppedRun:
+def start(sites: int, *, compiled: bool) -> SteppedRun:
     """Start a run in which ``sites`` take part in every round."""
     data = regression_sites(sites + sites // 4, ROWS, FEATURES)
-    return SteppedRun(linear_problem(data), data, ALGORITHM, participation=sites)
+    return SteppedRun(linear_problem(data), data, ALGORITHM, participation=sites, compile=compiled)
 
 
 def measure_sizes(sizes: Sequence[int], repeats: int) -> list[Results]:
     """Return the figures for numbers of sites."""
-    runs = {sites: start(sites) for sites in sizes}
-    times: dict[int, list[float]] = {sites: [] for sites in sizes}
+    runs = {
+        (sites, compiled): start(sites, compiled=compiled)
+        for sites in sizes
+        for compiled in (False, True)
+    }
+    times: dict[tuple[int, bool], list[float]] = {name: [] for name in runs}
     for repeat in range(repeats + 1):
-        for sites, run in runs.items():
+        for (sites, compiled), run in runs.items():
             rounds = [run.round() for _ in range(max(1, min(20, 2000 // sites)))]
             if repeat:  # the first is a warm-up
-                times[sites].append(statistics.median(rounds))
+                times[sites, compiled].append(statistics.median(rounds))
     for run in runs.values():
         run.stop()
     return [
         {
             "sites": sites,
-            "overhead_ms": 1e3 * statistics.median(times[sites]),
-            "first_round_seconds": run.first_round,
+            "overhead_ms": 1e3 * statistics.median(times[sites, True]),
+            "uncompiled_ms": 1e3 * statistics.median(times[sites, False]),
+            "first_round_seconds": runs[sites, False].first_round,
+            "first_round_compiled_seconds": runs[sites, True].first_round,
         }
-        for sites, run in runs.items()
+        for sites in sizes
     ]
 
 
 def measure(arguments: argparse.Namespace) -> Results:
     """Return the figures of all sizes."""
-    first = start(SITES[0])
+    first = start(SITES[0], compiled=False)
     first.stop()
     cases = measure_sizes(SITES[:3] if arguments.quick else SITES, arguments.repeats)
     targets = [

@@ -106,7 +106,7 @@ def work(folder: str, participants: int, rounds: int, learning_rate: float | Non
         rounds=rounds,
         participation=participants,
         channel=TopM(max(1, data.n_features // 20)),
-        compiled=False,
+        compile=False,
         callback=done,
     )
     figures = {

@@ -40,8 +40,8 @@ def measure_seeds(d: int, seeds: int, repeats: int, *, compiled: bool = True) ->
     problem = linear_problem(data)
     algorithm = EFLoPS(density=0.05, learning_rate=0.01, batch_size=BATCH, local_steps=2)
     runs = {
-        "together": SteppedRun(problem, data, algorithm, seeds=range(seeds), compiled=compiled),
-        "separate": SteppedRun(problem, data, algorithm, compiled=compiled),
+        "together": SteppedRun(problem, data, algorithm, seeds=range(seeds), compile=compiled),
+        "separate": SteppedRun(problem, data, algorithm, compile=compiled),
         "default": SteppedRun(problem, data, algorithm),
     }
     rates = floors.rates_of(algorithm, problem)

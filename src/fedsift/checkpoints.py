@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fedsift import trees
+from fedsift.engines import Plan
 from fedsift.sealed import seal, unseal
 
 if TYPE_CHECKING:
@@ -171,6 +172,7 @@ def save_training(path: Path, run: Training) -> None:
         "round": run.round,
         "tick": carried.tick,
         "history": run.history,
+        "plan": run.plan,
     }
     write_checkpoint(path, tensors, facts, run.fingerprint)
 
@@ -206,6 +208,6 @@ def _restore(run: Training, tensors: dict[str, Tensor], facts: dict[str, Any]) -
     best = None if run.best is None else unflatten(run.best, tensors, "best")
     store.restore(sites, kept)
     run.carried = carried._replace(server=server, broadcast=broadcast, tick=tick, **served)
-    run.round, run.history = number, history
+    run.round, run.history, run.plan = number, history, Plan(*facts["plan"])
     run.bytes_up, run.bytes_down, run.bytes_regions, run.retries = counters
     run.first_loss, run.best = tensors.get("first_loss"), best

@@ -22,7 +22,7 @@ from fedsift.algorithms import LocalTraining, Tuning
 from fedsift.checkpoints import StageCheckpoint
 from fedsift.data import FederatedData, How, Standardiser, split
 from fedsift.data.errors import nearest
-from fedsift.engines import ENGINES
+from fedsift.engines import ENGINES, Plan
 from fedsift.evaluation import evaluate
 from fedsift.methods import Messages, Method, find_method
 from fedsift.outcomes import make_outcome
@@ -172,7 +172,7 @@ class Fit:
         bytes_up, bytes_down, bytes_dense: of all seeds, refit included; dense: if every number of
             the model travelled both ways.
         bytes_formula: of the search's uploads by the paper's count (`Method.formula`).
-        compiled: whether the search was fused by `torch.compile`.
+        plan: how the search was worked on (`engines.Plan`), by name.
         history: records of the search and the refit.
     """
 
@@ -186,7 +186,7 @@ class Fit:
     bytes_down: int
     bytes_dense: int
     bytes_formula: int
-    compiled: bool
+    plan: dict[str, Any]
     history: list[dict[str, Any]]
 
     @property
@@ -273,7 +273,7 @@ def fit_case(
         bytes_down=down,
         bytes_dense=_dense_bytes(search) + _dense_bytes(tuned),
         bytes_formula=_visits(search) * method.formula(problem.gates.size, kept),
-        compiled=search.compiled,
+        plan=(search.plan or Plan())._asdict(),
         history=[{"stage": "search", **r} for r in search.history]
         + [{"stage": "refit", **r} for r in tuned.history],
     )

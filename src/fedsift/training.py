@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from fedsift.algorithms.base import Algorithm
 from fedsift.channels import Channel
 from fedsift.checkpoints import StageCheckpoint, load_training, save_training
 from fedsift.data import FederatedData
-from fedsift.engines import cannot_batch, compile_pays, make_engine
+from fedsift.engines import Plan, cannot_batch, make_engine, make_plan
 from fedsift.engines.base import Carried, Delivery, Engine, Job, Weights, begin
 from fedsift.evaluation import evaluate
 from fedsift.problems import Problem
@@ -65,7 +65,7 @@ class Training:
         retries: how often each seed was rolled back, [S].
         first_loss: the loss at the start, [S].
         best: what early stopping keeps.
-        compiled: whether the sites' work was fused.
+        plan: how the work is done, None before that is decided.
         fingerprint: what a checkpoint must have been written for.
     """
 
@@ -79,7 +79,7 @@ class Training:
     retries: Tensor = field(default_factory=lambda: torch.zeros(1, dtype=torch.int64))
     first_loss: Tensor | None = None
     best: Best | None = None
-    compiled: bool = False
+    plan: Plan | None = None
     fingerprint: str = ""
 
     @property
@@ -102,7 +102,7 @@ def train(
     participation: float = 1.0,
     weights: Weights = "samples",
     engine: str = "vectorized",
-    compiled: bool | None = None,
+    compile: bool | Literal["auto"] = "auto",  # noqa: A002
     repeats: int = 1,
     channel: Channel | None = None,
     evaluate_every: int = 10,
@@ -127,7 +127,7 @@ def train(
         participation: a fraction in (0, 1], or a number of sites a round.
         weights: averages weigh a site by its samples, or all sites alike.
         engine: ``vectorized`` or ``loop``.
-        compiled: fuse the sites' work with `torch.compile`; None: when that pays by an estimate.
+        compile: fuse the work with `torch.compile`; "auto": when that pays by an estimate.
         repeats: how many runs of this shape there will be, for that estimate.
         channel: what travels; lossless by default.
         evaluate_every: rounds between evaluations on the training rows (and the last round).
@@ -177,18 +177,21 @@ def train(
         )
         if checkpoint.path.exists():
             load_training(checkpoint.path, run)
-    if compiled is None:
-        compiled = compile_pays(job, job.participants(0, participation), repeats * rounds)
     reason = cannot_batch(job, run.carried) if engine == "vectorized" else None
     if reason is not None:
         log.warning("this model cannot be batched (%s): the slower loop engine is used", reason)
         engine, run.job = "loop", replace(job, problem=replace(problem, batched=False))
-    run.compiled = compiled and engine == "vectorized"
+    if run.plan is None:
+        first = job.participants(0, participation)
+        batched = engine == "vectorized"
+        run.plan = (
+            make_plan(job, first, rounds, fuse=compile, repeats=repeats) if batched else Plan()
+        )
     sample = job.sample(evaluate_sites)
     loop = _Loop(
         run, rounds, participation, evaluate_every, sample, callback, checkpoint, early_stop
     )
-    loop.proceed(make_engine(engine, compiled=run.compiled))
+    loop.proceed(make_engine(engine, run.plan))
     return run
 
 

@@ -150,7 +150,7 @@ def run_fit(
             name: {"seeds": few.seeds} | only_scores(method_results(aside, name, tested)[0])
             for name in others
         }
-    facts["plan"] |= {"compiled": fits[-1].compiled}
+    facts["plan"] |= fits[-1].plan
     facts["candidates"] = candidates(fits[-1], cases[-1])
     facts["results"] = results | {"seconds": time.perf_counter() - began, "run": _text(path)}
     facts["status"] = "done"

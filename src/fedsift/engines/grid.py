@@ -42,6 +42,8 @@ def lay_out(participants: Tensor, rank: Tensor) -> Grid:
     seldom changes from round to round.
     """
     n_seeds, n_sites = participants.shape
+    if n_seeds == 1:
+        return _lay_out_one(participants, rank)
     seed, site = participants.nonzero(as_tuple=True)
     position = rank[site]
     in_order = torch.argsort(position * n_seeds + seed)
@@ -64,6 +66,16 @@ def lay_out(participants: Tensor, rank: Tensor) -> Grid:
     )
     full = bool(participants.all())
     return Grid(site[starts], seeds, real, lane, whom, asks.unsqueeze(1), full)
+
+
+def _lay_out_one(participants: Tensor, rank: Tensor) -> Grid:
+    """Return what `lay_out` does for one seed, in a few operations."""
+    whom = participants.nonzero()[:, 1]
+    in_order = torch.argsort(rank[whom])
+    site, lane = whom[in_order], torch.argsort(in_order)
+    real = torch.ones((len(whom), 1), dtype=torch.bool)
+    full = len(whom) == participants.shape[1]
+    return Grid(site, real.long() - 1, real, lane[None], whom[None], real[:1], full)
 
 
 def block_rows(sizes: Tensor) -> Tensor:

@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
+import time
 import warnings
-from typing import Any
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
 from torch.func import vmap
 
 from fedsift import trees
-from fedsift.engines.base import Carried, Job
-from fedsift.engines.vectorized import SITE_BY_SITE
+from fedsift.engines.base import Carried, Job, begin
+from fedsift.engines.vectorized import SITE_BY_SITE, Vectorized
 from fedsift.problems import Batch
 from fedsift.sites import SiteData
+
+LARGE = 1 << 20  # numbers of all lanes from which parts may be faster
+WORTH = 30  # rounds from which it is worth measuring
+SMALLEST = 4  # sites of a chunk
+GAIN = 0.95  # time of a smaller chunk over that of a larger one, to be worth it
+
+
+class Plan(NamedTuple):
+    """How a run is worked on: kept with it, so that it goes on in the same way.
+
+    ``fused``: by `torch.compile`; ``chunk``: most sites at a time, None for all.
+    """
+
+    fused: bool = False
+    chunk: int | None = None
 
 
 def cannot_batch(job: Job, carried: Carried) -> str | None:
@@ -56,21 +73,78 @@ def cannot_batch(job: Job, carried: Carried) -> str | None:
     return None
 
 
-def compile_pays(job: Job, participants: Tensor, rounds: int) -> bool:
-    """Estimate whether fusing the sites' work saves more than its compile costs.
+def make_plan(
+    job: Job, participants: Tensor, rounds: int, *, fuse: bool | Literal["auto"], repeats: int = 1
+) -> Plan:
+    """Return how a run of ``rounds`` will be worked on; ``repeats`` runs of its kind will follow.
 
-    Unfused, a step takes about 4 ms a call (some hundred small operations under `vmap`) and 100 ns
-    for every number of every lane, most of which fusing saves. A compile takes about 15 s for two
-    steps of a linear model, more with more steps and leaves, and again for every size of a site's
-    block. These are rules from measurements, not timings, so that they are the same in every
-    process and a resumed run goes on as it began.
+    ``fuse``: whether to compile; "auto": where that pays by an estimate, which is the same in every
+    process. The size of a chunk is measured on a discarded copy, once for a kind of run.
     """
-    leaves = job.problem.init(job.run_keys[0])
-    numbers = sum(leaf.numel() for leaf in leaves.values())
-    lanes, seeds_at_a_site = int(participants.sum()), int(participants.sum(0).max())
-    many = seeds_at_a_site > 1 and 2 * seeds_at_a_site * numbers >= SITE_BY_SITE
-    calls = int(participants.any(0).sum()) if many else 1
+    fused = compile_pays(job, participants, repeats * rounds) if fuse == "auto" else fuse
+    return Plan(fused, best_chunk(job, participants, rounds))
+
+
+def compile_pays(job: Job, participants: Tensor, rounds: int) -> bool:
+    """Estimate whether fusing an exchange saves more than its compile costs.
+
+    Fused, a round saves about 1.5 ms, .6 ms for every step of a call (some hundred small operations
+    under `vmap`) and 20 ns for every number of every lane in a step. A compile takes about 10 s to
+    begin, 20 s for two steps of a linear model, more with more steps and leaves, and again for
+    every size of a site's block; a tenth of that where an earlier process left it on disk.
+    """
+    numbers, leaves = _size(job)
+    calls = int(participants.any(0).sum()) if _site_by_site(participants, numbers) else 1
     steps = getattr(job.algorithm, "local_steps", 1)
     shapes = len(job.block_rows.unique())
-    saved = rounds * steps * (4e-3 * calls + 1e-7 * lanes * numbers)
-    return saved > 15.0 * shapes * max(1.0, steps / 2) * max(1.0, len(leaves) / 2)
+    lanes = int(participants.sum())
+    saved = rounds * (1.5e-3 + steps * (0.6e-3 * calls + 2e-8 * lanes * numbers))
+    return saved > 10.0 + shapes * (10.0 + 5.0 * steps) * max(1.0, leaves / 4)
+
+
+_CHUNKS: dict[tuple[Any, ...], int | None] = {}
+
+
+def best_chunk(job: Job, participants: Tensor, rounds: int) -> int | None:
+    """Return how many sites to work on at a time, by the time of an unfused round; None: all.
+
+    Large models are faster in parts, whose numbers stay in the processor's cache. A quarter is
+    tried as long as it is faster, and remembered for runs of the same shape.
+    """
+    numbers, _ = _size(job)
+    sites = int(participants.any(0).sum())
+    if _site_by_site(participants, numbers) or sites * numbers < LARGE or rounds < WORTH:
+        return None
+    shape = (type(job.algorithm), numbers, sites, len(job.seeds), int(job.block_rows.max()))
+    if shape not in _CHUNKS:
+        chunk, best = None, _seconds(job, participants, None)
+        size = sites // 4
+        while size >= SMALLEST:
+            time_taken = _seconds(job, participants, size)
+            if time_taken > GAIN * best:
+                break
+            chunk, best, size = size, time_taken, size // 4
+        _CHUNKS[shape] = chunk
+    return _CHUNKS[shape]
+
+
+def _seconds(job: Job, participants: Tensor, chunk: int | None) -> float:
+    """Return the time of a round of a discarded copy, after one that warms up."""
+    job = replace(job, delivery=None)
+    engine, carried = Vectorized(chunk=chunk), begin(job)
+    exchange = job.algorithm.exchanges_at(0)[-1]
+    for number in (0, 1):
+        began = time.perf_counter()
+        carried, _ = engine.exchange(job, carried, number, exchange, participants)
+    return time.perf_counter() - began
+
+
+def _size(job: Job) -> tuple[int, int]:
+    """Return how many numbers and leaves a model has."""
+    leaves = job.problem.init(job.run_keys[0])
+    return sum(leaf.numel() for leaf in leaves.values()), len(leaves)
+
+
+def _site_by_site(participants: Tensor, numbers: int) -> bool:
+    seeds = int(participants.sum(0).max())
+    return seeds > 1 and 2 * seeds * numbers >= SITE_BY_SITE

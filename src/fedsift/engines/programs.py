@@ -1,4 +1,4 @@
-"""The tensor work of an exchange as four pure functions, each fused by `torch.compile` on request.
+"""The tensor work of an exchange as three pure functions, each fused by `torch.compile` on request.
 
 The rounds of a run differ in tensors alone (keys, states, the number of the round), so that a
 function is compiled once; jobs that differ in data and seeds share it.
@@ -94,24 +94,28 @@ def working(job: Job, exchange: str, *, full: bool) -> Program:
 
 
 def serving(job: Job, exchange: str) -> Program:
-    """Return (server, sent, info, bytes, lane, taken, population, region) → (server, info, bytes).
+    """Return the server's part: (server, broadcast, ...) → (server, info, bytes).
 
-    ``sent``, ``info`` and ``bytes``: of the grid's places, [U·Q, ...]; ``lane`` and ``taken``
-    [S, K]: where a seed's lanes are, and whose uploads count; a seed whose uploads are all lost
-    keeps its server. ``region`` [S, K]: numbers from 0 to K-1, or None. The bytes are those that
-    sites sent and those that regions passed on, [2, S].
+    ``sent``, ``info`` and ``size`` (bytes): of the grid's places, [U·Q, ...]; ``lane`` and
+    ``taken`` [S, K]: where a seed's lanes are, and whose uploads count; a seed whose uploads are
+    all lost keeps its server. ``seen`` [S, K]: the exchange in which a lane's site was served last,
+    or [S, 1] where all were in the same. ``region`` [S, K]: numbers from 0 to K-1, or None. The
+    bytes are those that sites sent [S], that regions passed on [S], and that bring a site up to
+    date, like ``seen``.
     """
 
     def serve(
         server: Any,
+        broadcast: channels.Broadcast,
         sent: Any,
         info: Any,
         size: Tensor,
         lane: Tensor,
         taken: Tensor,
+        seen: Tensor,
         population: Tensor,
         region: Tensor | None,
-    ) -> tuple[Any, dict[str, Tensor], Tensor]:
+    ) -> tuple[Any, dict[str, Tensor], tuple[Tensor, Tensor, Tensor]]:
         totals, from_sites = {}, size[lane].sum(1)
         from_regions = torch.zeros_like(from_sites)
         for group, (tree, weight) in trees.map_tensors(lambda t: t[lane], sent).items():
@@ -128,24 +132,11 @@ def serving(job: Job, exchange: str) -> Program:
             lambda s, t: job.algorithm.server_round(job.problem, s, t, exchange)
         )(server, totals)
         means = {k: v[lane].mean(1) for k, v in info.items()}
-        sizes = torch.stack([from_sites, from_regions])
-        return trees.where(taken.any(1), after, server), means | server_info, sizes
+        to_sites = vmap(vmap(channels.download_size, in_dims=(None, 0)))(broadcast, seen)
+        after = trees.where(taken.any(1), after, server)
+        return after, means | server_info, (from_sites, from_regions, to_sites)
 
     return serve
-
-
-def counting(job: Job, exchange: str) -> Program:  # noqa: ARG001
-    """Return (broadcast, seed, seen) → the bytes that bring a site up to date, [P].
-
-    ``seed`` and ``seen`` [P]: whose site, and the exchange in which it was served last.
-    """
-
-    def count(broadcast: channels.Broadcast, seed: Tensor, seen: Tensor) -> Tensor:
-        behind = trees.map_tensors(lambda t: t[seed], broadcast)
-        sizes: Tensor = vmap(channels.download_size)(behind, seen)
-        return sizes
-
-    return count
 
 
 _FUSED: dict[tuple[Any, ...], Program] = {}
@@ -174,10 +165,8 @@ class Programs:
             # One code object serves every algorithm, each with few shapes: allow for all of them.
             torch._dynamo.config.recompile_limit = 256  # noqa: SLF001
             _FUSED[name] = torch.compile(program, dynamic=False, fullgraph=True)
-        # A tensor that is given twice would be compiled for as one: give each an object of its own.
-        apart = trees.map_tensors(Tensor.detach, args)
         try:
-            return _FUSED[name](*apart)
+            return _FUSED[name](*args)
         except Exception as error:  # noqa: BLE001 - whatever the compiler says, the work can go on
             reason = str(error).split("\n", 1)[0]
             log.warning("torch.compile failed (%s): going on without it", reason)

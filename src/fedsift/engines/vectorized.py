@@ -17,7 +17,7 @@ from torch import Tensor
 from fedsift import trees
 from fedsift.engines.base import Carried, Job, Report
 from fedsift.engines.grid import Grid, lay_out
-from fedsift.engines.programs import Programs, counting, publishing, serving, working
+from fedsift.engines.programs import Programs, publishing, serving, working
 
 SITE_BY_SITE = 1 << 14  # numbers of all seeds at a site from which sites are worked on one by one
 
@@ -58,9 +58,10 @@ class Vectorized:
         """Run one exchange; see `Engine`."""
         run, tick = self.programs.run, carried.tick
         grid = self._grid(job, participants)
-        broadcast = run(
-            publishing, job, exchange, carried.server, carried.broadcast, torch.tensor(tick)
-        )
+        # At the start the broadcast holds the server's tensors: a tensor that is given twice would
+        # be compiled for as one.
+        server = trees.map_tensors(Tensor.detach, carried.server)
+        broadcast = run(publishing, job, exchange, server, carried.broadcast, torch.tensor(tick))
         if not grid.asks.all():
             broadcast = trees.where(grid.asks.squeeze(1), broadcast, carried.broadcast)
         sent, info, size, finite = self._sites(
@@ -74,22 +75,23 @@ class Vectorized:
             arrived = job.delivery(tick, seed.reshape(-1), grid.site.reshape(-1))
             taken = taken & (arrived > 0).reshape(finite.shape)
         region = None if job.regions is None else _renumbered(job.regions[grid.site])
-        server, info, bytes_up = run(
-            serving, job, exchange, carried.server, sent, info, size, grid.lane, taken,
+        before = carried.seen.gather(1, grid.site)
+        if grid.full and bool((before == before[:, :1]).all()):
+            before = before[:, :1]
+        server, info, (from_sites, from_regions, to_sites) = run(
+            serving, job, exchange, server, broadcast, sent, info, size, grid.lane, taken, before,
             job.population, region,
         )  # fmt: skip
-        pairs, which = _served(seed, carried.seen.gather(1, grid.site))
-        sizes = run(counting, job, exchange, broadcast, pairs[:, 0], pairs[:, 1])
         ledger, seen = carried.ledger.clone(), carried.seen.clone()
         ledger[seed[taken], grid.site[taken]] = tick
         seen[seed[asked], grid.site[asked]] = tick
         failed = asked & ~finite
         report = Report(
             info if asked.all() else {},
-            bytes_up[0] * grid.asks.squeeze(1),
-            (sizes[which] * asked).sum(1),
+            from_sites * grid.asks.squeeze(1),
+            (to_sites * asked).sum(1),
             torch.stack([seed[failed], grid.site[failed]], 1),
-            bytes_up[1],
+            from_regions,
         )
         return Carried(server, broadcast, carried.store, ledger, seen, tick + 1), report
 
@@ -182,14 +184,3 @@ class Vectorized:
 def _renumbered(regions: Tensor) -> Tensor:
     """Number the regions [S, K] of each seed's participants from 0 on."""
     return torch.stack([torch.unique(row, return_inverse=True)[1] for row in regions])
-
-
-def _served(seed: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the pairs (seed, seen) [P, 2] to count for lanes [S, K], and which is whose, [S, K].
-
-    One a seed where its sites were all served last in the same exchange.
-    """
-    pairs = torch.stack([seed, seen], -1)
-    if bool((seen == seen[:, :1]).all()):
-        return pairs[:, 0], seed
-    return pairs.flatten(0, 1), torch.arange(seen.numel()).reshape(seen.shape)

@@ -30,7 +30,13 @@ class SteppedRun:
     """
 
     def __init__(
-        self, problem: Problem, data: FederatedData, algorithm: Algorithm, **options: Any
+        self,
+        problem: Problem,
+        data: FederatedData,
+        algorithm: Algorithm,
+        *,
+        threads: int = 1,
+        **options: Any,
     ) -> None:
         """Start `fedsift.training.train` with its own defaults and wait for the first round.
 
@@ -39,6 +45,7 @@ class SteppedRun:
         self._go: queue.Queue[bool] = queue.Queue()
         self._done: queue.Queue[float | BaseException] = queue.Queue()
         self._began = time.perf_counter()
+        self._threads = threads
         call = {"rounds": ROUNDS, "evaluate_every": 10 * ROUNDS, "callback": self._pause, **options}
         self._thread = threading.Thread(
             target=self._train, args=(problem, data, algorithm), kwargs=call, daemon=True
@@ -63,7 +70,7 @@ class SteppedRun:
         return answer
 
     def _train(self, *args: Any, **options: Any) -> None:
-        torch.set_num_threads(1)
+        torch.set_num_threads(self._threads)
         try:
             train(*args, **options)
         except _StoppedError:
@@ -126,7 +133,7 @@ class NetworkJob:
     learning_rate: float = 0.05
     layers: tuple[int, ...] = (PIXELS, 128, CLASSES)
 
-    def start(self) -> SteppedRun:
+    def start(self, threads: int = 1) -> SteppedRun:
         """Start it in fedsift."""
         problem = supervised(from_module(mlp(self.layers)), make_outcome("multiclass", CLASSES))
         algorithm = FedAvg(
@@ -134,4 +141,4 @@ class NetworkJob:
             batch_size=self.batch,
             local_steps=self.local_steps,
         )
-        return SteppedRun(problem, image_sites(self.sites, self.rows), algorithm)
+        return SteppedRun(problem, image_sites(self.sites, self.rows), algorithm, threads=threads)

@@ -8,10 +8,12 @@
 
 Flower: `run_simulation`, whose round loop is that of `flwr run`; strategy FedAvg with
 min_train_nodes the exact number, one core a client and so as many worker processes as there are
-cores; clients keep rows and networks between messages. fedsift: `train` with its defaults for a run
-of 300 rounds, one process of one thread. Neither evaluates; a round of Flower goes from one call of
-its server hook to the next. Rounds take turns; the first of either is a warm-up. `speedup` is the
-median seconds of Flower's rounds over fedsift's.
+cores; clients keep rows and networks between messages. fedsift: `train` for a run of 300
+rounds, one process with a thread for every core; E-FLoPS once with `compile=True` and once with
+`compile=False` (what `train` does by itself in so short a run of few sites), FedAvg as `train` does
+by itself. Neither evaluates; a round of Flower goes from one call of its server hook to the next.
+Rounds take turns; the first of either is a warm-up. `speedup` is the median seconds of Flower's
+rounds over those of fedsift, compiled; `speedup_uncompiled` over the others.
 
 Needs flwr[simulation]. Run: `python benchmarks/flower.py [--quick] [--repeats 5] [--plot FILE]`.
 """
@@ -54,6 +56,7 @@ QUIET = {
 FEATURES, ROWS, BATCH, STEPS = 1000, 40, 32, 2
 SITES = (10, 100, 1000)
 TARGETS = {("eflops", 10): 30.0, ("eflops", 1000): 100.0, ("fedavg", 100): 4.0}
+THREADS = os.cpu_count() or 1
 OURS_EACH = 3  # rounds of fedsift for one of Flower
 
 
@@ -64,6 +67,7 @@ class Case:
     model: str
     sites: int
     run: SteppedRun
+    plain: SteppedRun | None
     config: Mapping[str, Any]
     arrays: Any
 
@@ -78,7 +82,11 @@ def eflops_case(sites: int) -> Case:
     zeros = np.zeros(FEATURES, np.float32)
     start = [zeros, zeros[:1], phi, zeros[:1]]
     config = {"rows": ROWS, "batch": BATCH, "local-steps": STEPS, "rates": list(rates)}
-    return Case("eflops", sites, SteppedRun(problem, data, algorithm), config, start)
+    run, plain = (
+        SteppedRun(problem, data, algorithm, compile=compiled, threads=THREADS)
+        for compiled in (True, False)
+    )
+    return Case("eflops", sites, run, plain, config, start)
 
 
 def fedavg_case(job: NetworkJob) -> Case:
@@ -90,7 +98,8 @@ def fedavg_case(job: NetworkJob) -> Case:
         "learning-rate": job.learning_rate,
         "layers": list(job.layers),
     }
-    return Case("fedavg", job.sites, job.start(), config, mlp(job.layers).state_dict())
+    run = job.start(THREADS)
+    return Case("fedavg", job.sites, run, None, config, mlp(job.layers).state_dict())
 
 
 def measure_case(case: Case, repeats: int) -> Results:
@@ -99,21 +108,25 @@ def measure_case(case: Case, repeats: int) -> Results:
 
     theirs: list[float] = []
     ours: list[float] = []
+    plain: list[float] = []
     left = time.perf_counter()
 
     def between(server_round: int, arrays: Any) -> None:  # noqa: ARG001
         nonlocal left
         if server_round > 1:
             theirs.append(time.perf_counter() - left)
-        rounds = [case.run.round() for _ in range(OURS_EACH)]
-        if server_round:
-            ours.extend(rounds)
+        for run, kept in ((case.run, ours), (case.plain, plain)):
+            rounds = [run.round() for _ in range(OURS_EACH)] if run else []
+            if server_round:
+                kept.extend(rounds)
         left = time.perf_counter()
 
     simulate(case.model, case.sites, case.arrays, case.config, 1 + repeats, between)
-    case.run.stop()
+    for run in filter(None, (case.run, case.plain)):
+        run.stop()
     assert len(theirs) == repeats
     theirs_seconds, our_seconds = statistics.median(theirs), statistics.median(ours)
+    plain_seconds = statistics.median(plain) if plain else None
     return {
         "model": case.model,
         "sites": case.sites,
@@ -121,6 +134,7 @@ def measure_case(case: Case, repeats: int) -> Results:
         "fedsift_ms": 1e3 * our_seconds,
         "fedsift_first_round_seconds": case.run.first_round,
         "speedup": theirs_seconds / our_seconds,
+        "speedup_uncompiled": theirs_seconds / plain_seconds if plain_seconds else None,
     }
 
 

@@ -18,9 +18,15 @@ Results = dict[str, Any]
 HEAD = """# Speed
 
 Written by `make bench-docs`; do not edit. Each table is from one run of one script in
-`benchmarks/`, in which both sides took turns, on one thread (Flower: a process for every core). So
-a ratio says more than a time: times change with the machine and with what else it does. Rounds are
-warm ones of runs of 300 rounds, without evaluation; compiling is not in them.
+`benchmarks/`, in which both sides took turns, on one thread (against Flower, which has a process
+for every core, a thread for every core). So a ratio says more than a time: times change with the
+machine and with what else it does. Rounds are warm ones of runs of 300 rounds, without evaluation;
+compiling is not in them.
+
+`train(compile="auto")` compiles when the rounds to come are expected to repay it: a compile takes
+20 s and more for a new kind of run, a few seconds where an earlier process left it on disk, so that
+a short run of few sites goes uncompiled. The decision, and how many sites of a large model are
+worked on at a time (measured before the first round), are kept in the run's `plan`.
 """
 LOCAL_STEP = """## The local step of E-FLoPS
 
@@ -32,7 +38,8 @@ the same random numbers. Ratios are the step's time over the other's.
 """
 ROUNDS = """## What a round costs beside its arithmetic
 
-Participation, noise, messages, aggregation and history around a model of two features, one seed.
+Participation, noise, messages, aggregation and history around a model of two features, one seed,
+compiled and not.
 *First round*: from the call of `train`, with start and first evaluation.
 """
 SEEDS = """## Thirty seeds in one run
@@ -93,7 +100,8 @@ def rounds(results: Results) -> list[str]:
     names = {
         "sites": "sites in a round",
         "overhead_ms": "a round, ms",
-        "first_round_seconds": "first round, s",
+        "uncompiled_ms": "uncompiled, ms",
+        "first_round_seconds": "first round uncompiled, s",
     }
     return [ROUNDS, *columns(results["cases"], names)]
 
@@ -118,6 +126,7 @@ def peer(name: str, key: str) -> Callable[[Results], list[str]]:
         "fedsift_ms": "fedsift, ms",
         "fedsift_first_round_seconds": "fedsift's first round, s",
         "speedup": "times as fast",
+        **({"speedup_uncompiled": "uncompiled"} if key == "flower" else {}),
     } | ({"products_ms": "bare products, ms"} if key == "pfl" else {})
     return lambda results: [PEER.format(name=name, jobs=jobs), *columns(results["cases"], names)]
 

@@ -1,6 +1,7 @@
 """Fused and unfused work give one result; without a compiler only speed is lost."""
 
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -26,6 +27,9 @@ def gated(
     return job(linear_problem(data), data, algorithm, TopM(3), seeds=seeds, regions=regions)
 
 
+@pytest.mark.skipif(
+    not any(map(shutil.which, ("g++", "clang++", "c++"))), reason="there is no C++ compiler"
+)
 @pytest.mark.parametrize(("seeds", "participation"), [((0,), 1.0), ((0, 1, 2), 0.5)])
 def test_fused_and_unfused_agree_and_nothing_is_compiled_twice(
     seeds: tuple[int, ...], participation: float, caplog: pytest.LogCaptureFixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from bisect import bisect_right
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast, overload
@@ -40,7 +41,23 @@ def texts(values: object) -> list[str]:
     return [str(value) for value in plain_values(values)]
 
 
-class Numbered(Sequence[str]):
+class _OnDemand(Sequence[str]):
+    """Texts that are made as they are asked for, by ``_at`` from a row number from 0 on."""
+
+    @overload
+    def __getitem__(self, place: int) -> str: ...
+    @overload
+    def __getitem__(self, place: slice) -> tuple[str, ...]: ...
+    def __getitem__(self, place: int | slice) -> str | tuple[str, ...]:
+        if isinstance(place, slice):
+            return tuple(self[row] for row in range(*place.indices(len(self))))
+        return self._at(range(len(self))[place])
+
+    @abstractmethod
+    def _at(self, row: int) -> str: ...
+
+
+class Numbered(_OnDemand):
     """The names "site:number" of the rows of sites, made as they are asked for."""
 
     def __init__(self, sites: Sequence[str], offsets: Sequence[int]) -> None:
@@ -49,19 +66,12 @@ class Numbered(Sequence[str]):
     def __len__(self) -> int:
         return self._offsets[-1]
 
-    @overload
-    def __getitem__(self, place: int) -> str: ...
-    @overload
-    def __getitem__(self, place: slice) -> tuple[str, ...]: ...
-    def __getitem__(self, place: int | slice) -> str | tuple[str, ...]:
-        if isinstance(place, slice):
-            return tuple(self[row] for row in range(*place.indices(len(self))))
-        row = range(len(self))[place]
+    def _at(self, row: int) -> str:
         site = bisect_right(self._offsets, row) - 1
         return f"{self._sites[site]}:{row - self._offsets[site] + 1}"
 
 
-class Texts(Sequence[str]):
+class Texts(_OnDemand):
     """Texts that lie one after the other in an array of UTF-8 bytes; ``ends`` [N] says where."""
 
     def __init__(self, content: np.ndarray, ends: np.ndarray) -> None:
@@ -70,13 +80,6 @@ class Texts(Sequence[str]):
     def __len__(self) -> int:
         return len(self._ends)
 
-    @overload
-    def __getitem__(self, place: int) -> str: ...
-    @overload
-    def __getitem__(self, place: slice) -> tuple[str, ...]: ...
-    def __getitem__(self, place: int | slice) -> str | tuple[str, ...]:
-        if isinstance(place, slice):
-            return tuple(self[row] for row in range(*place.indices(len(self))))
-        row = range(len(self))[place]
+    def _at(self, row: int) -> str:
         start = self._ends[row - 1] if row else 0
         return self._content[start : self._ends[row]].tobytes().decode()

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-
-from fedsift import trees
 
 PADDING = 1.2  # rows of a class of sites, padding included, over real rows
 SPARE = 64  # rows of a site that may be padding in any case
@@ -29,10 +27,6 @@ class Grid(NamedTuple):
     site: Tensor
     asks: Tensor
     full: bool
-
-    def by_seed(self, structure: Any) -> Any:
-        """Arrange structures [U·Q, ...] of the grid's places as [S, K, ...]."""
-        return trees.map_tensors(lambda t: t[self.lane], structure)
 
 
 def lay_out(participants: Tensor, rank: Tensor) -> Grid:

@@ -75,14 +75,14 @@ def working(job: Job, exchange: str, *, full: bool) -> Program:
         sharing = partial(lane, problem=job.problem)
         one_seed, one_site = lanes.shape[1] == 1, lanes.shape[0] == 1
         if one_seed:
-            drop = lambda t: t.squeeze(1)  # noqa: E731
-            shared = trees.map_tensors((lambda t: t.squeeze(0)) if full else drop, shared)
+            drop = partial(torch.squeeze, dim=1)
+            shared = trees.map_tensors(partial(torch.squeeze, dim=0) if full else drop, shared)
             apart = job.problem.apart if torch.compiler.is_compiling() else None
             alone = partial(lane, problem=apart or job.problem)
             over_sites = vmap(alone, in_dims=(None if full else 0, 0, 0, 0))
             return over_sites(shared, trees.map_tensors(drop, state), data, drop(lanes))
         if one_site:
-            first = lambda t: t.squeeze(0)  # noqa: E731
+            first = partial(torch.squeeze, dim=0)
             shared = shared if full else trees.map_tensors(first, shared)
             over_seeds = vmap(sharing, in_dims=(0, 0, None, 0))
             state, data = trees.map_tensors(first, state), trees.map_tensors(first, data)

@@ -11,6 +11,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from fedsift.data.errors import counted
 from fedsift.findings import Feature
 from fedsift.methods import METHODS
 from fedsift.runs import Run
@@ -63,8 +64,8 @@ def _sentence(run: Run) -> Text:
     )
     sites = len(data["sites"])
     text = (
-        f"{_count(len(run.features), 'feature')} of {data['features']} chosen to predict {what},"
-        f" from {_count(data['samples'], 'sample')} at {_count(sites, 'site')}."
+        f"{counted(len(run.features), 'feature')} of {data['features']} chosen to predict {what},"
+        f" from {counted(data['samples'], 'sample')} at {counted(sites, 'site')}."
     )
     measure = _measure(results)
     if measure == "test_accuracy":
@@ -88,11 +89,11 @@ def feature_table(run: Run, most: int = 30) -> Table:
     table = _table()
     table.add_column("feature")
     table.add_column(
-        f"chosen by\n{_count(run.settings.seeds, 'seed')}", justify="right", no_wrap=True
+        f"chosen by\n{counted(run.settings.seeds, 'seed')}", justify="right", no_wrap=True
     )
     if over_splits:
         table.add_column(
-            f"chosen in\n{_count(run.settings.splits, 'split')}", justify="right", no_wrap=True
+            f"chosen in\n{counted(run.settings.splits, 'split')}", justify="right", no_wrap=True
         )
     table.add_column("more of it\nspeaks for", no_wrap=True)
     table.add_column("weight", justify="right", no_wrap=True)
@@ -135,16 +136,18 @@ def score_table(run: Run) -> Table | None:
     cases = results[measure]["n"]
     over = "data set" if "support_recovery" in results else "split"
     table = _table()
-    table.add_column(f"held-out {MEASURES[measure]}, mean of {_count(cases, over)} (95 % interval)")
+    table.add_column(
+        f"held-out {MEASURES[measure]}, mean of {counted(cases, over)} (95 % interval)"
+    )
     table.add_column(justify="right", no_wrap=True)
     table.add_row(
-        f"this model ({method}, {_count(run.settings.seeds, 'seed')} together)",
+        f"this model ({method}, {counted(run.settings.seeds, 'seed')} together)",
         show(results[measure]),
     )
     table.add_row("one seed on its own", show(results[single]))
     names = {"local": "each site on its own", "central": "all data in one place"}
     for name, figures in results.get("beside", {}).items():
-        seeds = _count(figures["seeds"], "seed")
+        seeds = counted(figures["seeds"], "seed")
         table.add_row(f"{names.get(name, name)} ({name}, {seeds})", show(figures[measure]))
         by_site = figures.get(f"{measure}_by_site", {})
         if len(by_site) <= MOST_SITES:
@@ -192,9 +195,9 @@ def compare_report(facts: Mapping[str, Any]) -> RenderableType:
     data, settings = facts["data"], facts["settings"]
     kept = len(first["features"])
     head = (
-        f"{_count(kept, 'feature')} of {data['features']} to predict {data['target']}, "
-        f"{_count(data['samples'], 'sample')} at {_count(len(data['sites']), 'site')}, "
-        f"{_count(settings['seeds'], 'seed')}."
+        f"{counted(kept, 'feature')} of {data['features']} to predict {data['target']}, "
+        f"{counted(data['samples'], 'sample')} at {counted(len(data['sites']), 'site')}, "
+        f"{counted(settings['seeds'], 'seed')}."
     )
     majority = _majority(data, first)
     notes = [f"{name}: {METHODS[name].summary}" for name in figures if name in METHODS]
@@ -300,7 +303,3 @@ def _mean(figure: Mapping[str, Any], measure: str) -> str:
 
 def _number(value: float | None) -> str:
     return "-" if value is None or value != value else f"{value:.2f}"  # noqa: PLR0124
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

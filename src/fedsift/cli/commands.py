@@ -12,6 +12,7 @@ import typer
 from fedsift.cli.failures import DONE, NOT_MET, StoppedError, UsageError
 from fedsift.cli.interrupts import stopping_in_order
 from fedsift.cli.options import METHOD, Request, takes_request
+from fedsift.cli.reproduce import reproduce
 
 if TYPE_CHECKING:
     from fedsift.sources import Source
@@ -48,6 +49,9 @@ def root(
     ] = False,
 ) -> None:
     """Find the few features that matter, in data that stay at their sites."""
+
+
+app.command()(reproduce)
 
 
 @app.command()

@@ -44,7 +44,7 @@ def write(run: Run) -> list[Path]:
     records = [json.loads(line) for line in lines]
     reported = [record for record in records if record["case"] == records[-1]["case"]]
     figures = {"inclusion.png": inclusion(run), "training.png": training(run, reported)}
-    return [_save(figure, run.path / name) for name, figure in figures.items()]
+    return [save(figure, run.path / name) for name, figure in figures.items()]
 
 
 def inclusion(run: Run) -> Figure:
@@ -155,7 +155,8 @@ def _label(row: dict[str, Any]) -> str:
     )
 
 
-def _save(figure: Figure, path: Path) -> Path:
+def save(figure: Figure, path: Path) -> Path:
+    """Write a picture as a PNG file, whole or not at all."""
     content = io.BytesIO()
     with mpl.rc_context(STYLE):
         figure.savefig(content, format="png")

@@ -18,13 +18,13 @@ from fedsift.checkpoints import (
     StageCheckpoint,
     load_training,
     save_training,
-    write_atomic,
 )
 from fedsift.data import FederatedData
 from fedsift.data.partition import dirichlet_counts
 from fedsift.evaluation import evaluate
 from fedsift.problems import supervised
 from fedsift.recovery import DIVERGED, TrainingError
+from fedsift.sealed import write_atomic
 from fedsift.training import EarlyStop, Training, check_pair, train
 from tests.laws import (
     ALGORITHMS,

@@ -5,7 +5,6 @@ A checkpoint carries a fingerprint of what was asked for, and is used for nothin
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,9 +15,11 @@ from torch import Tensor
 
 from fedsift import trees
 from fedsift.engines import Plan
-from fedsift.sealed import seal, unseal
+from fedsift.recovery import Retained
+from fedsift.sealed import seal, unseal, write_atomic
 
 if TYPE_CHECKING:
+    from fedsift.engines.base import Carried
     from fedsift.training import Training
 
 VERSION = 2
@@ -44,20 +45,6 @@ class StageCheckpoint:
     def named(self, stage: str) -> StageCheckpoint:
         """Return the checkpoint of a stage of the work this one stands for."""
         return replace(self, path=self.path.with_name(f"{self.path.name}-{stage}.safetensors"))
-
-
-def write_atomic(path: Path, content: bytes) -> None:
-    """Write a file such that it is the old one or the whole new one, even after a power cut."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def write_checkpoint(
@@ -167,14 +154,24 @@ def save_training(path: Path, run: Training) -> None:
         tensors["first_loss"] = run.first_loss.clone()
     if run.best is not None:
         tensors |= flatten(run.best, "best")
+    healthy = run.retained
+    if healthy is not None and healthy.round != run.round:
+        tensors |= flatten(_part_retained(healthy.carried), "retained")
+        tensors |= flatten(healthy.counters, "counters")
     facts = {
         "job": _identity(run),
         "round": run.round,
         "tick": carried.tick,
         "history": run.history,
+        "retained": None if healthy is None else [healthy.round, healthy.records],
         "plan": run.plan,
     }
     write_checkpoint(path, tensors, facts, run.fingerprint)
+
+
+def _part_retained(carried: Carried) -> Any:
+    """Return what `recovery` needs of a healthy state; sites far away keep their own part."""
+    return carried.server, carried.broadcast, carried.ledger, carried.seen
 
 
 def load_training(path: Path, run: Training) -> None:
@@ -206,8 +203,17 @@ def _restore(run: Training, tensors: dict[str, Tensor], facts: dict[str, Any]) -
     counters = [tensors[k] for k in ("bytes_up", "bytes_down", "bytes_regions", "retries")]
     tick, number, history = int(facts["tick"]), int(facts["round"]), list(facts["history"])
     best = None if run.best is None else unflatten(run.best, tensors, "best")
+    parts, retained = _part_retained(carried), None
+    if "retained.0" in tensors:
+        retained = unflatten(parts, tensors, "retained")
+        before = unflatten(tuple(counters), tensors, "counters")
     store.restore(sites, kept)
     run.carried = carried._replace(server=server, broadcast=broadcast, tick=tick, **served)
     run.round, run.history, run.plan = number, history, Plan(*facts["plan"])
     run.bytes_up, run.bytes_down, run.bytes_regions, run.retries = counters
     run.first_loss, run.best = tensors.get("first_loss"), best
+    if retained is not None:
+        names = ("server", "broadcast", "ledger", "seen")
+        healthy = run.carried._replace(**dict(zip(names, retained, strict=True)))
+        healthy_round, records = facts["retained"]
+        run.retained = Retained(healthy, healthy_round, records, before)

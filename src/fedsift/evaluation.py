@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from fedsift import trees
-from fedsift.data import FederatedData
+from fedsift.data import FederatedData, RemoteData
 from fedsift.problems import Batch, Problem
 from fedsift.trees import Tree
 
@@ -24,6 +24,18 @@ def evaluate(
 
     Memory does not depend on the number of rows.
     """
+    if isinstance(data, RemoteData):
+        sums = data.way.evaluate(problem, params, data, sites)
+    else:
+        sums = measure_sums(problem, params, data, sites)
+    means = {name: total / weight for name, (total, weight) in sums.items()}
+    return vmap(problem.summarise)(means)
+
+
+def measure_sums(
+    problem: Problem, params: Tree, data: FederatedData, sites: Sequence[int] | None = None
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """Return {measure: (weighted sum, weight)}, float64 [S] each, over the rows of sites."""
     sums: dict[str, tuple[Tensor, Tensor]] = {}
     for rows in _blocks(data, sites):
         x, y, weight = (
@@ -34,8 +46,7 @@ def evaluate(
         for name, (total, weight) in part.items():
             before = sums.get(name, (0.0, 0.0))
             sums[name] = (before[0] + total.double(), before[1] + weight.double())
-    means = {name: total / weight for name, (total, weight) in sums.items()}
-    return vmap(problem.summarise)(means)
+    return sums
 
 
 def _blocks(data: FederatedData, sites: Sequence[int] | None) -> Iterator[list[slice]]:

@@ -14,13 +14,12 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from fedsift.checkpoints import write_atomic
 from fedsift.data import Standardiser, read_table
 from fedsift.data.errors import nearest
 from fedsift.data.files import load_table
 from fedsift.run_folder import is_own
 from fedsift.runs import Run
-from fedsift.sealed import KEY
+from fedsift.sealed import KEY, write_atomic
 
 
 class ExportError(ValueError):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -67,6 +67,7 @@ class Problem:
         outcome: the kind of target it is for, None for problems without one.
         batched: False for models that must be evaluated one at a time, not by `torch.func.vmap`.
         apart: the same problem for fused lanes that share no rows, where its model has one.
+        recipe: how to make it again on another machine, as JSON values; None where nobody knows.
     """
 
     init: Callable[[Tensor], Tree]
@@ -82,6 +83,7 @@ class Problem:
     outcome: str | None = None
     batched: bool = True
     apart: Problem | None = None
+    recipe: Mapping[str, Any] | None = None
 
     def with_ridge(self, strength: float) -> Problem:
         """Return the problem with ``strength/2 · ‖gated parameters‖²`` added to the loss."""
@@ -100,6 +102,7 @@ class Problem:
             self,
             operators={k: ridged(f) for k, f in self.operators.items()},
             apart=None if self.apart is None else self.apart.with_ridge(strength),
+            recipe=None if self.recipe is None else {**self.recipe, "ridge": strength},
         )
 
 

@@ -238,7 +238,6 @@ def _check_key(key: Tensor) -> None:
         raise TypeError(msg)
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _digest(parts: tuple[int | str, ...]) -> int:
     """Hash the parts, each with its type and length, to a signed 64-bit integer."""
     digest = hashlib.blake2b(digest_size=8)
@@ -251,6 +250,11 @@ def _digest(parts: tuple[int | str, ...]) -> int:
         digest.update(len(payload).to_bytes(8, "little"))
         digest.update(payload)
     return int.from_bytes(digest.digest(), "little", signed=True)
+
+
+# What torch.compiler.assume_constant_result does, which would import torch's compiler for it and
+# make every start of a process seconds longer.
+_digest._dynamo_marked_constant = True  # type: ignore[attr-defined]  # noqa: SLF001
 
 
 def _mix_host(value: int) -> int:

@@ -20,17 +20,18 @@ from fedsift.checkpoints import (
     AFRESH,
     CheckpointError,
     read_checkpoint,
-    write_atomic,
     write_checkpoint,
 )
-from fedsift.sealed import fingerprint
+from fedsift.sealed import fingerprint, write_atomic
 from fedsift.studies import Fit
 
 VERSION = 2
 CHECKPOINTS = "checkpoints"
 LOCK = "run.lock"
+DEPLOYMENT = "deployment.json"
 OWN_FILES = (
     "run.json",
+    DEPLOYMENT,
     "history.jsonl",
     "model.safetensors",
     "features.csv",

@@ -15,7 +15,6 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from fedsift.checkpoints import write_atomic
 from fedsift.data import Standardiser
 from fedsift.findings import Feature
 from fedsift.outcomes import make_outcome
@@ -28,7 +27,7 @@ from fedsift.run_folder import (
     read_finished,
     write_facts,
 )
-from fedsift.sealed import seal, unseal
+from fedsift.sealed import seal, unseal, write_atomic
 from fedsift.studies import Case, Fit, Settings
 
 

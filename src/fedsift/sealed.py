@@ -1,9 +1,10 @@
-"""Tensors and facts in one safetensors file, with a checksum that tells whether it was changed."""
+"""Files: whole or not at all; tensors and facts with a checksum that tells of any change."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,20 @@ def unseal(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     if checksum != _checksum(tensors, facts):
         raise ValueError("its content is not that of its checksum")
     return tensors, facts
+
+
+def write_atomic(path: Path, content: bytes) -> None:
+    """Write a file such that it is the old one or the whole new one, even after a power cut."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def _checksum(tensors: dict[str, Tensor], facts: Mapping[str, Any]) -> str:

@@ -6,7 +6,6 @@ import math
 from typing import NamedTuple
 
 import torch
-from scipy import stats
 from torch import Tensor
 
 
@@ -33,12 +32,14 @@ def t_interval(values: Tensor | list[float], overlap: float = 0.0) -> Interval:
 
     Source: Nadeau & Bengio, "Inference for the generalization error", Machine Learning 52 (2003).
     """
+    from scipy.special import stdtrit  # takes a moment to import
+
     numbers = torch.as_tensor(values, dtype=torch.float64)
     count, centre = len(numbers), float(numbers.mean())
     if count < 2:
         return Interval(centre, math.nan, math.nan, count)
     error = math.sqrt(float(numbers.var()) * (1.0 / count + overlap))
-    half = float(stats.t.ppf(0.975, count - 1)) * error
+    half = float(stdtrit(count - 1, 0.975)) * error
     return Interval(centre, centre - half, centre + half, count)
 
 

@@ -8,8 +8,8 @@ and the test rows are scored once.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Literal, NamedTuple
 
@@ -215,9 +215,16 @@ def _linear_problem(
     n_features: int, outcome: str, n_classes: int, gate: models.GateUnit
 ) -> Problem:
     outputs = n_classes if outcome == "multiclass" else 1
-    return supervised(
+    problem = supervised(
         models.linear(n_features, outputs, gate=gate), make_outcome(outcome, n_classes)
     )
+    return replace(problem, recipe={"linear": [n_features, outcome, n_classes, gate]})
+
+
+def problem_of(recipe: Mapping[str, Any]) -> Problem:
+    """Return the problem that another machine described by `Problem.recipe`."""
+    problem = _linear_problem(*recipe["linear"])
+    return problem.with_ridge(recipe["ridge"]) if "ridge" in recipe else problem
 
 
 Progress = Callable[[str, int, dict[str, Any]], None]

@@ -16,12 +16,12 @@ from fedsift import aggregation, channels, trees
 from fedsift.algorithms.base import Algorithm
 from fedsift.channels import Channel
 from fedsift.checkpoints import StageCheckpoint, load_training, save_training
-from fedsift.data import FederatedData
+from fedsift.data import FederatedData, RemoteData
 from fedsift.engines import Plan, cannot_batch, make_engine, make_plan
 from fedsift.engines.base import Carried, Delivery, Engine, Job, Weights, begin
 from fedsift.evaluation import evaluate
 from fedsift.problems import Problem
-from fedsift.recovery import recover, reset, retain
+from fedsift.recovery import Retained, recover, reset, retain
 from fedsift.sealed import fingerprint
 from fedsift.trees import Tree
 
@@ -65,6 +65,7 @@ class Training:
         retries: how often each seed was rolled back, [S].
         first_loss: the loss at the start, [S].
         best: what early stopping keeps.
+        retained: the last healthy state.
         plan: how the work is done, None before that is decided.
         fingerprint: what a checkpoint must have been written for.
     """
@@ -79,6 +80,7 @@ class Training:
     retries: Tensor = field(default_factory=lambda: torch.zeros(1, dtype=torch.int64))
     first_loss: Tensor | None = None
     best: Best | None = None
+    retained: Retained | None = None
     plan: Plan | None = None
     fingerprint: str = ""
 
@@ -119,7 +121,8 @@ def train(
 
     Args:
         problem: what is solved.
-        data: rows of the sites.
+        data: rows of the sites; those of `RemoteData` are worked on where they are, whatever
+            ``engine`` says.
         algorithm: how.
         rounds: rounds to run; the algorithm's own number by default.
         seeds: run seeds; all run together, each with its own start, noise and participants.
@@ -177,13 +180,15 @@ def train(
         )
         if checkpoint.path.exists():
             load_training(checkpoint.path, run)
-    reason = cannot_batch(job, run.carried) if engine == "vectorized" else None
+    remote = data if isinstance(data, RemoteData) else None
+    batched = engine == "vectorized" and remote is None
+    reason = cannot_batch(job, run.carried) if batched else None
     if reason is not None:
         log.warning("this model cannot be batched (%s): the slower loop engine is used", reason)
-        engine, run.job = "loop", replace(job, problem=replace(problem, batched=False))
+        engine, batched = "loop", False
+        run.job = replace(job, problem=replace(problem, batched=False))
     if run.plan is None:
         first = job.participants(0, participation)
-        batched = engine == "vectorized"
         run.plan = (
             make_plan(job, first, rounds, fuse=compile, repeats=repeats) if batched else Plan()
         )
@@ -191,7 +196,7 @@ def train(
     loop = _Loop(
         run, rounds, participation, evaluate_every, sample, callback, checkpoint, early_stop
     )
-    loop.proceed(make_engine(engine, run.plan))
+    loop.proceed(remote.way.engine() if remote is not None else make_engine(engine, run.plan))
     return run
 
 
@@ -256,8 +261,18 @@ class _Loop:
         if run.first_loss is None:
             loss = self._figures()["loss"]
             run.first_loss = torch.where(torch.isfinite(loss), loss, torch.inf)
-        self.retained = retain(run)
+        self.retained = run.retained or retain(run)
         self.saved = time.monotonic()
+
+    @property
+    def retained(self) -> Retained:
+        """The last healthy state."""
+        assert self.run.retained is not None  # noqa: S101  set before the first round
+        return self.run.retained
+
+    @retained.setter
+    def retained(self, state: Retained) -> None:
+        self.run.retained = state
 
     def proceed(self, engine: Engine) -> None:
         """Run to the end; an interrupt keeps the last healthy state, to go on from."""
@@ -265,7 +280,7 @@ class _Loop:
             while self.run.round < self.rounds and not self._stale():
                 self._round(engine)
         except KeyboardInterrupt:
-            if self.checkpoint is not None:
+            if self.checkpoint is not None and not self._every_round:
                 reset(self.run, self.retained)
                 save_training(self.checkpoint.path, self.run)
             raise
@@ -273,6 +288,11 @@ class _Loop:
             self.run.carried = self.run.carried._replace(server=self.run.best.server)
         if self.checkpoint is not None:
             save_training(self.checkpoint.path, self.run)
+
+    @property
+    def _every_round(self) -> bool:
+        """Whether every round is kept: remote sites go on from no earlier one."""
+        return isinstance(self.run.job.data, RemoteData)
 
     def _figures(self) -> dict[str, Tensor]:
         """Return the figures [S] of now."""
@@ -301,6 +321,8 @@ class _Loop:
         participants = run.job.participants(run.round, self.participation)
         info: dict[str, Tensor] = {}
         rejected: set[str] = set()
+        remarks: dict[str, str] = {}
+        engine.remember(self.retained.carried, run.carried)
         for exchange, asked in run.job.exchanges(run.carried, run.round, participants):
             run.carried, report = engine.exchange(run.job, run.carried, run.round, exchange, asked)
             run.bytes_up = run.bytes_up + report.bytes_up + report.bytes_regions
@@ -308,10 +330,13 @@ class _Loop:
             run.bytes_regions = run.bytes_regions + report.bytes_regions
             info |= report.info
             rejected |= {run.job.data.sites[c] for c in report.rejected[:, 1].tolist()}
+            remarks |= report.remarks
         run.round += 1
         record: dict[str, Any] = {"round": run.round}
         if rejected:
             record["rejected"] = sorted(rejected)
+        if remarks:
+            record["remarks"] = dict(sorted(remarks.items()))
         due = run.round % self.every == 0 or run.round in {1, self.rounds}
         figures = self._figures() if due else {}
         healthy = (
@@ -341,6 +366,8 @@ class _Loop:
             self.retained = self.retained._replace(
                 carried=self.retained.carried._replace(server=server)
             )
+        if self.checkpoint is not None and self._every_round:
+            save_training(self.checkpoint.path, run)
         if self.callback is not None:
             self.callback(record)
 

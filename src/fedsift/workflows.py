@@ -14,7 +14,7 @@ import torch
 
 from fedsift._version import __version__
 from fedsift.checkpoints import AFRESH, StageCheckpoint
-from fedsift.data import FederatedData, Standardiser, split
+from fedsift.data import FederatedData, RemoteData, Standardiser, split
 from fedsift.findings import candidates, feature_table, method_figures, only_scores, same_data
 from fedsift.methods import find_method
 from fedsift.run_folder import (
@@ -38,11 +38,13 @@ BESIDE_SEEDS = 5  # enough for an orientation, at a fraction of the time
 
 def split_cases(data: FederatedData, settings: Settings) -> tuple[Case, ...]:
     """Return the splits of a study, and last the case of all rows."""
-    cases = []
-    for number in range(settings.splits):
-        train, test = split(data, settings.seed + number, settings.test_fraction)
-        cases.append(Case(f"split {number + 1}", train, test))
-    return (*cases, Case("all rows", data))
+
+    def one(number: int) -> Case:
+        return Case(
+            f"split {number + 1}", *split(data, settings.seed + number, settings.test_fraction)
+        )
+
+    return (*data.together(one, range(settings.splits)), Case("all rows", data))
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ class Study:
 
     def fits(self, method: str, cases: Sequence[Case]) -> list[Fit]:
         """Fit a method on cases, taking finished ones from the folder."""
-        return [self._fit(method, case) for case in cases]
+        return list(cases[-1].train.together(lambda case: self._fit(method, case), cases))
 
     def _fit(self, method: str, case: Case) -> Fit:
         settings = self.settings.model_copy(update={"method": method})
@@ -271,7 +273,10 @@ def first_facts(
             "notes": list(data.notes),
         },
         "versions": VERSIONS | {"python": platform.python_version()},
-        "plan": {"engine": settings.engine, "threads": torch.get_num_threads()},
+        "plan": {
+            "engine": "flower" if isinstance(data, RemoteData) else settings.engine,
+            "threads": torch.get_num_threads(),
+        },
     }
 
 

@@ -8,6 +8,7 @@ from fedsift.data.mapped import MappedWriter, open_mapped, save_mapped
 from fedsift.data.named import NAMED
 from fedsift.data.partition import affine_shift, dirichlet_counts, dirichlet_labels, iid
 from fedsift.data.readers import PredictionTable, read_sites, read_table
+from fedsift.data.remote import RemoteData
 from fedsift.data.splitting import split
 from fedsift.data.standardise import How, Standardiser
 from fedsift.data.synthetic import SyntheticRegression, synthetic_regression
@@ -23,6 +24,7 @@ __all__ = [
     "MappedWriter",
     "Outcome",
     "PredictionTable",
+    "RemoteData",
     "Standardiser",
     "SyntheticRegression",
     "affine_shift",

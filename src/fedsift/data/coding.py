@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Literal, NamedTuple, NoReturn, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, cast, get_args
 
 import torch
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = ["Coded", "Label", "Outcome", "code_target", "encode"]
+__all__ = ["Coded", "Label", "Outcome", "code_target", "encode", "label_facts"]
 
 Label = str | float | bool
 Outcome = Literal["regression", "binary", "multiclass"]
@@ -121,6 +121,31 @@ def encode(
             )
         coded.append(code)
     return torch.tensor(coded, dtype=torch.int64)
+
+
+def label_facts(
+    labels: Sequence[Label], outcome: str = "auto", target: str = "target"
+) -> dict[str, Any]:
+    """Return what one site may tell of its labels, for all to agree on the outcome.
+
+    ``kind``: "text"; "whole" for whole numbers from 0 to 10, which may be classes; "measured" for
+    other numbers. ``names``: of the classes, in no order; of measured values nothing is told.
+
+    Raises:
+        DataError: there are as many texts as rows, or nearly: they look like ids.
+    """
+    numbers = [_as_number(label) for label in labels]
+    known = [number for number in numbers if number is not None]
+    if outcome == "regression":
+        return {"kind": "measured" if len(known) == len(labels) else "text", "names": []}
+    if len(known) == len(labels) and outcome == "auto":
+        whole = all(number == int(number) and 0 <= number <= _MOST_CLASSES for number in known)
+        names = sorted({_name(number) for number in known}) if whole else []
+        return {"kind": "whole" if whole else "measured", "names": names}
+    names = sorted({_name(label) for label in labels})
+    if len(labels) >= _ENOUGH_ROWS and 2 * len(names) > len(labels) + _MOST_CLASSES:
+        _refuse_many_classes(labels, names, target, _row)
+    return {"kind": "text", "names": names}
 
 
 def _as_number(label: Label) -> float | None:

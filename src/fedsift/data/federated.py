@@ -7,7 +7,7 @@ import json
 import math
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import torch
@@ -18,12 +18,15 @@ from fedsift.data.grouping import Numbered, group_rows, plain_values, texts
 from fedsift.data.validation import check
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence, Sized
+    from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 
     from numpy.typing import ArrayLike
     from torch import Tensor
 
 __all__ = ["FederatedData", "Outcome"]
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, eq=False)
@@ -260,6 +263,12 @@ class FederatedData:
     def pooled(self) -> FederatedData:
         """Return the same rows as one site called "pooled"."""
         return replace(self, offsets=(0, self.n_samples), sites=("pooled",))
+
+    def together(
+        self, function: Callable[[Item], Result], items: Iterable[Item]
+    ) -> Sequence[Result]:
+        """Return the function of each item, work on these rows that does not depend on the rest."""
+        return [function(item) for item in items]
 
     def fingerprint(self) -> str:
         """Return a SHA-256 (hex) over every number and name.

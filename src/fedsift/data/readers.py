@@ -77,10 +77,10 @@ def read_sites(
     tables = Tables(tuple(load_table(path, separator) for path in files))
     roles.check(tables.parts)
     features = common_features(tables.parts, roles, intersect=features_in_common)
-    y, kind, classes = code_target(_complete_labels(tables, target), outcome, target, tables.where)
-    sites, ids = _sites(tables, site_column), _ids(tables, id_column)
+    y, kind, classes = code_target(complete_labels(tables, target), outcome, target, tables.where)
+    sites, ids = _sites(tables, site_column), row_ids(tables, id_column)
     _check_ids(tables, ids, sites)
-    weight = _weights(tables, weight_column)
+    weight = row_weights(tables, weight_column)
     values = tables.numbers(features)
     if impute == "mean":
         refuse_empty(tables, features, values)
@@ -164,17 +164,17 @@ def read_table(
     refuse_missing(tables, features, values)
     y: Tensor | None = None
     if target is not None and target in present:
-        labels = _complete_labels(tables, target)
+        labels = complete_labels(tables, target)
         y = (
             encode(labels, classes, target, table.where)
             if classes
             else torch.from_numpy(table.numbers([target])[:, 0]).float()
         )
     x = torch.from_numpy(values.astype(np.float32))
-    return PredictionTable(x, tuple(features), tuple(_ids(tables, id_column)), y)
+    return PredictionTable(x, tuple(features), tuple(row_ids(tables, id_column)), y)
 
 
-def _complete_labels(tables: Tables, target: str) -> list[Label]:
+def complete_labels(tables: Tables, target: str) -> list[Label]:
     labels = tables.labels(target)
     empty = [row for row, label in enumerate(labels) if label is None]
     if empty:
@@ -191,7 +191,7 @@ def _sites(tables: Tables, column: str | None) -> list[str]:
     return [part.path.stem for part in tables.parts for _ in part.lines]
 
 
-def _ids(tables: Tables, column: str | None) -> list[str]:
+def row_ids(tables: Tables, column: str | None) -> list[str]:
     if column is not None:
         return tables.strings(column, "id")
     return [f"{part.path.stem}:{line}" for part in tables.parts for line in part.lines]
@@ -211,7 +211,7 @@ def _check_ids(tables: Tables, ids: Sequence[str], sites: Sequence[str]) -> None
         )
 
 
-def _weights(tables: Tables, column: str | None) -> np.ndarray:
+def row_weights(tables: Tables, column: str | None) -> np.ndarray:
     if column is None:
         return np.ones(tables.starts[-1])
     weight = tables.numbers([column])[:, 0]

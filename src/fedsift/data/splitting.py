@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from fedsift.data.errors import DataError, counted
+from fedsift.data.remote import RemoteData
 from fedsift.random import key, uniform
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
     from fedsift.data.federated import FederatedData
 
-__all__ = ["apportion", "split"]
+__all__ = ["apportion", "in_test", "split", "strata_counts"]
 
 
 def split(
@@ -49,21 +50,46 @@ def split(
         raise DataError(
             f"test_fraction is {test_fraction}; give a number between 0 and 1, such as 0.2"
         )
+    if isinstance(data, RemoteData):
+        return data.split(seed, test_fraction)
+    _, _, strata = _groups(data)
+    test = in_test(data, seed, test_fraction, np.bincount(strata).tolist())
+    if not test.any():
+        count = counted(len(strata), "id")
+        raise DataError(f"{count} cannot be split: no class has two; add rows")
+    return data.take(np.flatnonzero(~test)), data.take(np.flatnonzero(test))
+
+
+def strata_counts(data: FederatedData) -> list[int]:
+    """Return the ids of each class: what a split must know of a site whose rows it cannot see."""
+    _, _, strata = _groups(data)
+    counts: list[int] = np.bincount(strata, minlength=max(1, len(data.classes))).tolist()
+    return counts
+
+
+def in_test(
+    data: FederatedData,
+    seed: int,
+    test_fraction: float,
+    totals: Sequence[int],
+    before: Sequence[int] | None = None,
+) -> np.ndarray:
+    """Return which rows [N] are for the test.
+
+    Args:
+        data: rows of all sites, or of one.
+        seed: number of the split.
+        test_fraction: part of the ids for the test.
+        totals: ids of each class at all sites.
+        before: those at sites whose names come before this one's; None where the data are whole.
+    """
+    group_of_row, site, strata = _groups(data)
     groups = list(dict.fromkeys(data.rows))
-    number = {name: place for place, name in enumerate(groups)}
-    group_of_row = np.array([number[name] for name in data.rows])
-    strata = _strata(data, group_of_row, len(groups))
-    site = np.zeros(len(groups), dtype=np.int64)
-    # Sites by name, so that the order of the files does not matter; rows in reverse, so that a
-    # group belongs to the site of its first row.
-    by_name = np.argsort(np.argsort(data.sites))
-    site[group_of_row[::-1]] = by_name[data.site_of_row.numpy()][::-1]
     keys = torch.stack([key(seed, "split", name) for name in groups])
     rank = uniform(keys, (), torch.float64).numpy()
-    sizes = np.bincount(strata)
-    wanted = apportion(math.ceil(test_fraction * len(groups) - 1e-9), sizes)
+    wanted = apportion(math.ceil(test_fraction * sum(totals) - 1e-9), totals)
     test = np.zeros(len(groups), dtype=bool)
-    for stratum, size in enumerate(sizes.tolist()):
+    for stratum, size in enumerate(totals):
         count = 0 if size < 2 else min(max(wanted[stratum], 1), size - 1)
         members = np.flatnonzero(strata == stratum)
         members = members[np.lexsort((rank[members], site[members]))]
@@ -71,11 +97,23 @@ def split(
         steps = np.floor(np.arange(size + 1) * (count / max(size, 1)) + start)
         # The last step is exact by definition, whatever the product was rounded to.
         steps[-1] = steps[0] + count
-        test[members[np.diff(steps) > 0]] = True
-    if not test.any():
-        raise DataError(f"{counted(len(groups), 'id')} cannot be split: no class has two; add rows")
-    in_test = test[group_of_row]
-    return data.take(np.flatnonzero(~in_test)), data.take(np.flatnonzero(in_test))
+        first = 0 if before is None else before[stratum]
+        test[members[np.diff(steps[first : first + len(members) + 1]) > 0]] = True
+    rows: np.ndarray = test[group_of_row]
+    return rows
+
+
+def _groups(data: FederatedData) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the id [N] of each row as a number, and the site and the class of each id [G]."""
+    groups = list(dict.fromkeys(data.rows))
+    number = {name: place for place, name in enumerate(groups)}
+    group_of_row = np.array([number[name] for name in data.rows])
+    site = np.zeros(len(groups), dtype=np.int64)
+    # Sites by name, so that the order of the files does not matter; rows in reverse, so that a
+    # group belongs to the site of its first row.
+    by_name = np.argsort(np.argsort(data.sites))
+    site[group_of_row[::-1]] = by_name[data.site_of_row.numpy()][::-1]
+    return group_of_row, site, _strata(data, group_of_row, len(groups))
 
 
 def apportion(total: int, shares: Sequence[float] | np.ndarray) -> list[int]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, cast, get_args
 
 import torch
 
 from fedsift.data.errors import DataError, counted, listed, nearest
+from fedsift.data.remote import RemoteData
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
 
     from fedsift.data.federated import FederatedData
 
-__all__ = ["How", "Standardiser"]
+__all__ = ["How", "Standardiser", "site_sums"]
 
 How = Literal["feature", "array", "none"]
 
@@ -72,24 +74,34 @@ class Standardiser:
         """
         if how not in get_args(How):
             raise DataError(f"standardisation '{how}' is unknown; choose {listed(get_args(How))}")
-        fills = _fills(train)
-        x = _filled(_with_holes(train), train.features, fills).double()
-        if how == "array":
-            x = _rows_standardised(x)
-        mean = torch.zeros(x.shape[1:], dtype=torch.float64)
-        scale = torch.ones_like(mean)
-        if how != "none":
-            mean, deviation = _moments(x, train)
-            scale = deviation if how == "feature" else scale
+        if isinstance(train, RemoteData):
+            train.refuse_single("standardised together")
+            ask = train.sums
+        else:
+            ask = partial(site_sums, train)
+        fills = _means_of_present(ask(how), train.features) if train.missing is not None else {}
+        if how == "none" and train.outcome != "regression":
+            zeros = torch.zeros(train.x.shape[1:], dtype=torch.float64)
+            return cls(how, train.features, zeros, torch.ones_like(zeros), fills=fills)
+        first = ask(how, fills)
+        total = first["weight"].sum()
+        mean = {name: first[name].sum(0) / total for name in ("x", "y")}
+        squares = ask(how, fills, mean)
+        scale = {name: _deviation(squares[name].sum(0) / total, mean[name]) for name in mean}
+        if how == "none":
+            mean["x"] = torch.zeros_like(mean["x"])
+        if how != "feature":
+            scale["x"] = torch.ones_like(mean["x"])
         if train.outcome != "regression":
-            return cls(how, train.features, mean, scale, fills=fills)
-        target_mean, target_scale = _moments(train.y.double(), train)
-        if target_scale == 0:
+            return cls(how, train.features, mean["x"], scale["x"], fills=fills)
+        if scale["y"] == 0:
             raise DataError(
                 f"the target '{train.target}' has one value in all training rows; use another split"
                 " or target"
             )
-        return cls(how, train.features, mean, scale, target_mean.item(), target_scale.item(), fills)
+        return cls(
+            how, train.features, mean["x"], scale["x"], mean["y"].item(), scale["y"].item(), fills
+        )
 
     def apply(self, data: FederatedData) -> FederatedData:
         """Return the data in standard units, filled, with the features of the fit in their order.
@@ -99,6 +111,8 @@ class Standardiser:
                 is missing and the training rows could have none missing.
 
         """
+        if isinstance(data, RemoteData):
+            return data.standardised(self)
         x = self.transform(_with_holes(data), data.features)
         y = data.y
         if data.outcome == "regression":
@@ -210,38 +224,49 @@ def _filled(x: Tensor, features: Sequence[str], fills: Mapping[str, float]) -> T
     return torch.where(holes, torch.tensor([fills[name] for name in features]).to(x), x)
 
 
-def _fills(train: FederatedData) -> dict[str, float]:
+def site_sums(
+    data: FederatedData,
+    how: How,
+    fills: Mapping[str, float] | None = None,
+    around: Mapping[str, Tensor] | None = None,
+) -> dict[str, Tensor]:
+    """Return what each of C sites says of its rows, leaves [C, ...] in float64.
+
+    Without ``fills``: ``weight`` and ``x``, the weights and the weighted sums of the values that
+    are not missing. With ``fills``: ``weight`` [C], and the weighted sums of ``x`` and of the
+    target ``y``; with ``around`` those of squared deviations from it, a second exchange, because
+    sums of plain squares lose all digits where the mean is large beside the deviation.
+    """
+    weight, pieces = data.weight.double(), data.slices
+    column = weight.reshape(-1, *(1 for _ in data.x.shape[1:]))
+    if fills is None:
+        present = column if data.missing is None else column * ~data.missing
+        terms = {"weight": present.expand(data.x.shape), "x": present * data.x}
+    else:
+        x = _filled(_with_holes(data), data.features, fills).double()
+        x = _rows_standardised(x) if how == "array" else x
+        y = data.y.double()
+        if around is not None:
+            x, y = (x - around["x"]).square(), (y - around["y"]).square()
+        terms = {"weight": weight, "x": column * x, "y": weight * y}
+    return {k: torch.stack([term[p].sum(0) for p in pieces]) for k, term in terms.items()}
+
+
+def _means_of_present(sums: dict[str, Tensor], features: Sequence[str]) -> dict[str, float]:
     """Return the weighted mean of each feature's present values, in the precision of the rows.
 
     A feature without one takes the mean of all: only for "array" does it matter, and there the
     features share a unit.
     """
-    if train.missing is None:
-        return {}
-    weight = train.weight.double()[:, None] * ~train.missing
-    values = weight * train.x
-    mass, total = (
-        torch.stack([w[p].sum(0) for p in train.slices]).sum(0) for w in (weight, values)
-    )
+    mass, total = sums["weight"].sum(0), sums["x"].sum(0)
     means = torch.where(mass > 0, total / mass, total.sum() / mass.sum())
-    return dict(zip(train.features, means.float().tolist(), strict=True))
+    return dict(zip(features, means.float().tolist(), strict=True))
 
 
-def _moments(values: Tensor, data: FederatedData) -> tuple[Tensor, Tensor]:
-    """Return weighted mean and standard deviation, [...] each; 0 for mere rounding.
-
-    Deviations from the mean take a second sum over the sites, because sums of plain squares lose
-    all digits where the mean is large beside the deviation.
-    """
-    weight = data.weight.double().reshape(-1, *(1 for _ in values.shape[1:]))
-    pieces = data.slices
-    total = torch.stack([weight[piece].sum() for piece in pieces]).sum()
-    mean = torch.stack([(weight[piece] * values[piece]).sum(0) for piece in pieces]).sum(0) / total
-    squares = torch.stack(
-        [(weight[piece] * (values[piece] - mean).square()).sum(0) for piece in pieces]
-    ).sum(0)
-    deviation = (squares / total).sqrt()
-    return mean, torch.where(deviation > _NEGLIGIBLE * mean.abs(), deviation, 0.0)
+def _deviation(variance: Tensor, mean: Tensor) -> Tensor:
+    """Return the standard deviation; 0 for mere rounding."""
+    deviation = variance.sqrt()
+    return torch.where(deviation > _NEGLIGIBLE * mean.abs(), deviation, 0.0)
 
 
 def _rows_standardised(x: Tensor) -> Tensor:

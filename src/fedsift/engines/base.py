@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -183,7 +185,8 @@ class Report(NamedTuple):
 
     ``info``: diagnostics, leaves [S], of an exchange in which every seed asked somebody.
     ``bytes_up``, ``bytes_down`` [S]: of the sites' messages. ``rejected``: (seed, site) pairs with
-    a non-finite upload. ``bytes_regions`` [S]: of what regions pass on to the server.
+    a non-finite upload. ``bytes_regions`` [S]: of what regions pass on to the server. ``remarks``:
+    what became of sites that did not answer as they should.
     """
 
     info: dict[str, Tensor]
@@ -191,6 +194,7 @@ class Report(NamedTuple):
     bytes_down: Tensor
     rejected: Tensor
     bytes_regions: Tensor
+    remarks: Mapping[str, str] = MappingProxyType({})
 
 
 def send(job: Job, exchange: str, upload: Upload, residual: Any) -> tuple[Upload, Any, Tensor]:
@@ -216,25 +220,36 @@ def begin(job: Job, server: Any = None) -> Carried:
     sites have too, so that the start costs no message. A discarded call of every exchange with the
     rows of one site tells the shapes of the states.
     """
-    algorithm, problem = job.algorithm, job.problem
     known = server is None
     if known:
-        server = trees.stack(
-            [algorithm.server_init(problem, random.fold(key, "start")) for key in job.run_keys]
-        )
-    first = algorithm.exchanges_at(0)[0]
-    shared = vmap(lambda s: algorithm.download(problem, s, first))(server)
+        server = start_servers(job, range(len(job.seeds)))
+    shared = first_download(job, server)
     return Carried(
         server=server,
         broadcast=start_broadcast(shared, known=known),
-        store=ClientStore(_state_template(job, trees.unstack(shared, 0)), len(job.seeds)),
+        store=ClientStore(state_template(job, trees.unstack(shared, 0)), len(job.seeds)),
         ledger=torch.full_like(job.eligible, -1, dtype=torch.int32),
         seen=torch.full_like(job.eligible, -1, dtype=torch.int32),
         tick=0,
     )
 
 
-def _state_template(job: Job, shared: Tree) -> Any:
+def start_servers(job: Job, seeds: Iterable[int]) -> Any:
+    """Return the ServerStates [s, ...] with which these seeds begin, drawn from their run keys."""
+    return trees.stack(
+        job.algorithm.server_init(job.problem, random.fold(job.run_keys[s], "start")) for s in seeds
+    )
+
+
+def first_download(job: Job, server: Any) -> Tree:
+    """Return what is downloaded first from ServerStates [s, ...]."""
+    first = job.algorithm.exchanges_at(0)[0]
+    shared: Tree = vmap(lambda s: job.algorithm.download(job.problem, s, first))(server)
+    return shared
+
+
+def state_template(job: Job, shared: Tree) -> Any:
+    """Return (client state, channel state) of a site that was never asked, for one seed."""
     client = job.algorithm.client_init(job.problem, shared)
     rows, key = job.rows_of(0), job.run_keys[0]
     tables = (job.data.x[rows], job.data.y[rows], job.data.weight[rows])
@@ -247,9 +262,13 @@ def _state_template(job: Job, shared: Tree) -> Any:
     return client, residuals
 
 
-class Engine(Protocol):
+class Engine(ABC):
     """Runs one exchange of an algorithm at the sites and on the server."""
 
+    def remember(self, *states: Carried) -> None:  # noqa: B027  most engines need not know
+        """Be told, before every round, which states the run may be brought back to."""
+
+    @abstractmethod
     def exchange(
         self, job: Job, carried: Carried, round_number: int, exchange: str, participants: Tensor
     ) -> tuple[Carried, Report]:

@@ -11,7 +11,7 @@ from torch import Tensor
 from fedsift import channels, messages, trees
 from fedsift.algorithms.base import Info, Total, Upload
 from fedsift.channels import Broadcast
-from fedsift.engines.base import Carried, Job, Report, exchange_key, region_message, send
+from fedsift.engines.base import Carried, Engine, Job, Report, exchange_key, region_message, send
 from fedsift.engines.envelopes import Envelope, Inbox, schema_of
 from fedsift.sites import SiteData
 from fedsift.trees import Tree
@@ -28,7 +28,7 @@ class _Reply(NamedTuple):
     info: Info
 
 
-class Loop:
+class Loop(Engine):
     """Calls the algorithm's functions in Python loops over seeds and sites.
 
     It keeps what each site holds, sends real messages both ways, decodes them and counts each once,

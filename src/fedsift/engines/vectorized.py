@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedsift import trees
-from fedsift.engines.base import Carried, Job, Report
+from fedsift.engines.base import Carried, Engine, Job, Report
 from fedsift.engines.grid import Grid, lay_out
 from fedsift.engines.programs import Programs, publishing, serving, working
 
@@ -35,7 +35,7 @@ class Chunk(NamedTuple):
 
 
 @dataclass
-class Vectorized:
+class Vectorized(Engine):
     """Batches the sites' work over lanes with `torch.func.vmap`.
 
     Attributes:

@@ -23,11 +23,11 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 
 from fedsift._version import __version__
-from fedsift.checkpoints import write_atomic
 from fedsift.experiments.tables import table_csv
 from fedsift.locks import locked
 from fedsift.reporting.charts import Chart, save_chart
 from fedsift.run_folder import RunError, without_nan
+from fedsift.sealed import write_atomic
 
 VERSION = 1
 FACTS, CELLS = "experiment.json", "cells.jsonl"

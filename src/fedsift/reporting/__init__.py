@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedsift.checkpoints import write_atomic
 from fedsift.reporting.tables import compare_report, fit_report, to_text
 from fedsift.run_folder import read_finished
 from fedsift.runs import load_run
+from fedsift.sealed import write_atomic
 
 __all__ = ["compare_report", "fit_report", "to_text", "write_report"]
 

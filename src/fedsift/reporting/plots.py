@@ -18,9 +18,9 @@ from matplotlib.ticker import (
     PercentFormatter,
 )
 
-from fedsift.checkpoints import write_atomic
 from fedsift.run_folder import read_checked
 from fedsift.runs import Run
+from fedsift.sealed import write_atomic
 
 # Okabe & Ito: told apart with every common form of colour blindness, and in grey.
 BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#B0B0B0"

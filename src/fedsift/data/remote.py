@@ -1,0 +1,217 @@
+"""Data whose rows are at their sites: what the server knows of them, and how it asks for more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol, TypeVar
+
+import torch
+
+from fedsift.data.errors import DataError, counted
+from fedsift.data.federated import FederatedData
+from fedsift.data.grouping import Numbered
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedsift.data.standardise import How, Standardiser
+
+__all__ = ["Link", "RemoteData", "Step"]
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+Answers = Mapping[str, Mapping[str, "Tensor"]]
+
+
+class Step(NamedTuple):
+    """What a site does with its rows before it works on them.
+
+    ``facts``: JSON values; those under "by_site" are told to the site of that name alone.
+    """
+
+    kind: str
+    facts: dict[str, Any]
+    tensors: dict[str, Tensor]
+
+
+class Link(Protocol):
+    """The way to the sites."""
+
+    def ask(
+        self, kind: str, data: RemoteData, facts: Mapping[str, Any], tensors: Mapping[str, Tensor]
+    ) -> Answers:
+        """Return what every site of ``data`` answers to a question of this kind."""
+
+    def together(
+        self, function: Callable[[Item], Result], items: Iterable[Item]
+    ) -> Sequence[Result]:
+        """Return the function of each item; questions asked at the same time share messages."""
+
+    def evaluate(
+        self, problem: Any, params: dict[str, Tensor], data: RemoteData, sites: Sequence[int] | None
+    ) -> dict[str, tuple[Tensor, Tensor]]:
+        """Return {measure: (sum, weight)}, [S] each, over the rows of sites."""
+
+    def engine(self) -> Any:
+        """Return the engine that runs exchanges with these sites."""
+
+
+@dataclass(frozen=True, eq=False)
+class RemoteData(FederatedData):
+    """A roster of sites in the place of their rows.
+
+    It has the shape of the data: each site's number of rows, their weights and how many are of
+    which class; ``x`` is 0 throughout and takes no memory. ``steps`` lead from a site's own rows to
+    those that are meant: splits, standardisation, chosen features. What is done with the roster is
+    noted there, and the sites repeat it.
+    """
+
+    link: Link | None = field(default=None, repr=False)
+    steps: tuple[Step, ...] = ()
+
+    @classmethod
+    def of(cls, like: Mapping[str, Any], counts: Answers) -> RemoteData:
+        """Return the roster of sites that said how many rows they have.
+
+        Args:
+            like: the fields that are not counted; ``missing`` True where values may be missing.
+            counts: of each site, ``rows`` and ``weight`` [K] by class; [1] for a measured target. A
+                site without a row is left out.
+        """
+        there = {name: c for name, c in counts.items() if int(c["rows"].sum())}
+        sizes = [int(c["rows"].sum()) for c in there.values()]
+        measured = like["outcome"] == "regression"
+        codes = [torch.repeat_interleave(c["rows"]) for c in there.values()]
+        each = [
+            (c["weight"] / c["rows"].clamp(min=1)).repeat_interleave(c["rows"])
+            for c in there.values()
+        ]
+        offsets = (0, *torch.tensor(sizes).cumsum(0).tolist())
+        sites = tuple(there)
+        y = torch.cat(codes)
+        x = torch.zeros(1, len(like["features"])).expand(len(y), -1)
+        missing = torch.zeros(1, 1, dtype=torch.bool).expand(x.shape) if like["missing"] else None
+        return cls(
+            **{**like, "missing": missing},
+            x=x,
+            checked=x,
+            y=torch.zeros(len(y)) if measured else y,
+            weight=torch.cat(each).float(),
+            offsets=offsets,
+            sites=sites,
+            rows=Numbered(sites, offsets),
+        )
+
+    @classmethod
+    def roster(cls, like: Mapping[str, Any], sites: Sequence[str]) -> RemoteData:
+        """Return the roster of all rows at these sites, which are asked how many they have."""
+        unit = torch.ones(1, dtype=torch.int64)
+        nobody = {site: {"rows": unit, "weight": unit.double()} for site in sites}
+        return cls.of(like, cls.of(like, nobody).counts())
+
+    def counts(self) -> Answers:
+        """Return how many rows each site has, by class."""
+        return self.way.ask("counts", self, {}, {})
+
+    @property
+    def way(self) -> Link:
+        """The link, which is there."""
+        if self.link is None:
+            raise DataError("these data have no link to their sites; they are rows' shape alone")
+        return self.link
+
+    def refuse_single(self, done: str) -> None:
+        """Refuse to publish as a sum over sites what is one site's own.
+
+        Raises:
+            DataError: there is one site.
+        """
+        if self.n_sites < 2:
+            raise DataError(
+                f"rows at one site ('{self.sites[0]}') cannot be {done} without telling its means;"
+                " let two sites take part at least, or leave it out: standardise='none'"
+            )
+
+    def together(
+        self, function: Callable[[Item], Result], items: Iterable[Item]
+    ) -> Sequence[Result]:
+        """Return the function of each item; see `Link`."""
+        return self.way.together(function, items)
+
+    def sums(
+        self,
+        how: How,
+        fills: Mapping[str, float] | None = None,
+        around: Mapping[str, Tensor] | None = None,
+    ) -> dict[str, Tensor]:
+        """Return what `data.standardise.site_sums` does for rows that are here."""
+        facts = {"how": how, "fills": None if fills is None else dict(fills)}
+        answers = self.way.ask("sums", self, facts, dict(around or {}))
+        names = next(iter(answers.values()))
+        return {name: torch.cat([answers[site][name] for site in self.sites]) for name in names}
+
+    def split(self, seed: int, test_fraction: float) -> tuple[RemoteData, RemoteData]:
+        """Return training and test data as `data.split` does, from the sites' counts of ids."""
+        answers = self.way.ask("strata", self, {}, {})
+        strata = {site: answers[site]["ids"].tolist() for site in self.sites}
+        totals = [sum(counts) for counts in zip(*strata.values(), strict=True)]
+        before, so_far = {}, [0] * len(totals)
+        for site in sorted(self.sites):
+            before[site] = so_far
+            so_far = [a + b for a, b in zip(so_far, strata[site], strict=True)]
+        if max(totals) < 2:
+            count = counted(sum(totals), "id")
+            raise DataError(f"{count} cannot be split: no class has two; add rows")
+        facts = {"seed": seed, "fraction": test_fraction, "totals": totals, "by_site": before}
+        parts = [replace(self, steps=(*self.steps, Step("split", facts | {"test": test}, {})))
+                 for test in (False, True)]  # fmt: skip
+        whole, trained = self.counts(), parts[0].counts()
+        rest = {
+            site: {name: whole[site][name] - trained[site][name] for name in ("rows", "weight")}
+            for site in self.sites
+        }
+        train, test = (
+            RemoteData.of(part.like() | {"steps": part.steps}, counts)
+            for part, counts in zip(parts, (trained, rest), strict=True)
+        )
+        return train, test
+
+    def like(self) -> dict[str, Any]:
+        """Return the fields that do not depend on which rows are meant."""
+        names = ("features", "outcome", "classes", "target", "descriptions", "notes", "link")
+        return {name: getattr(self, name) for name in names} | {"missing": self.missing is not None}
+
+    def standardised(self, standardiser: Standardiser) -> RemoteData:
+        """Return the data in standard units."""
+        facts = standardiser.to_dict()
+        tensors = {name: getattr(standardiser, name) for name in ("mean", "scale")}
+        del facts["mean"], facts["scale"], facts["features"]
+        steps = (*self.steps, Step("standardise", facts, tensors))
+        return replace(self, missing=None, steps=steps)
+
+    def select_features(self, chosen: Sequence[str] | Sequence[int] | Tensor) -> RemoteData:
+        """Return some features; see `FederatedData`."""
+        narrow: Any = super().select_features(chosen)
+        places = {name: place for place, name in enumerate(self.features)}
+        columns = torch.tensor([places[name] for name in narrow.features])
+        x = torch.zeros(1, len(columns)).expand(self.n_samples, -1)
+        step = Step("select", {}, {"columns": columns})
+        chosen_only: RemoteData = replace(narrow, x=x, checked=x, steps=(*self.steps, step))
+        return chosen_only
+
+    def take(self, indices: Any) -> NoReturn:  # noqa: ARG002
+        """Refuse: rows cannot be chosen from afar."""
+        _refuse("chosen one by one")
+
+    def pooled(self) -> NoReturn:
+        """Refuse: that is what must not happen."""
+        _refuse("brought to one place; this method is for a simulation")
+
+    def with_sites(self, site_of_row: Tensor, sites: Sequence[str]) -> NoReturn:  # noqa: ARG002
+        """Refuse: rows cannot be dealt out anew."""
+        _refuse("dealt to other sites")
+
+
+def _refuse(done: str) -> NoReturn:
+    raise DataError(f"the rows stay at their sites and cannot be {done}")

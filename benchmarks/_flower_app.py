@@ -41,7 +41,8 @@ def train_eflops(message: Message, context: Context) -> Message:
     """Take local steps from the server's (θ̃, bias, φ, λ) and send all of it back."""
     config: Any = message.content["config"]
     site, rows = int(context.node_config["partition-id"]), int(config["rows"])
-    state = message.content["arrays"].to_numpy_ndarrays()
+    arrays: Any = message.content["arrays"]
+    state = arrays.to_numpy_ndarrays()
     x, y = site_rows_once(site, rows, len(state[0]))
     rates = floors.Rates(*config["rates"])
     draw = np.random.default_rng((int(config["server-round"]), site))
@@ -63,7 +64,8 @@ def train_fedavg(message: Message, context: Context) -> Message:
     )
     torch.set_num_threads(1)
     model = network(tuple(config["layers"]))
-    model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+    arrays: Any = message.content["arrays"]
+    model.load_state_dict(arrays.to_torch_state_dict())
     x, y = (torch.from_numpy(values) for values in image_rows_once(site, rows))
     optimiser = torch.optim.SGD(model.parameters(), lr=float(config["learning-rate"]))
     loss = nn.CrossEntropyLoss()
@@ -118,6 +120,6 @@ def simulate(
         )
         finished.append(result)
 
-    resources = {"num_cpus": 1, "num_gpus": 0.0}
-    run_simulation(server, app, sites, backend_config={"client_resources": resources})
+    backend: Any = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
+    run_simulation(server, app, sites, backend_config=backend)
     assert finished, "Flower's run did not finish"

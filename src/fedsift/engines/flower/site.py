@@ -1,0 +1,186 @@
+"""A site: it answers the server's questions about rows that it alone sees."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedsift import messages
+from fedsift.data import DataError, FederatedData, Standardiser
+from fedsift.data.remote import Step
+from fedsift.data.splitting import in_test, strata_counts
+from fedsift.data.standardise import site_sums
+from fedsift.engines.flower.memory import LostError, Memory
+from fedsift.engines.flower.parts import (
+    CLASSES,
+    Part,
+    PartError,
+    define,
+    tensors_of,
+    with_tensors,
+)
+from fedsift.engines.flower.work import SiteWork
+from fedsift.evaluation import measure_sums
+from fedsift.problems import Problem
+
+log = logging.getLogger(__name__)
+
+Problems = Callable[[Mapping[str, Any]], Problem]
+
+
+@dataclass
+class Site:
+    """One site's part of a run.
+
+    Attributes:
+        data: its rows, one site.
+        memory: what it keeps of the run.
+        problems: makes the problem that the server described.
+        classes: the algorithms and channels that the server may name.
+    """
+
+    data: FederatedData
+    memory: Memory
+    problems: Problems
+    classes: Mapping[str, type] = field(default_factory=lambda: CLASSES)
+    _meant: dict[tuple[str, ...], FederatedData] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The site's name."""
+        return self.data.sites[0]
+
+    def answer(self, part: Part) -> Part:
+        """Answer a question.
+
+        An answer never quotes a row: an unforeseen error stays in the site's log, and the server
+        hears its kind.
+        """
+        kind = str(part.facts.get("kind"))
+        questions: dict[str, Callable[[Part], Part]] = {
+            "define": self._define,
+            "counts": self._counts,
+            "strata": self._strata,
+            "sums": self._sums,
+            "evaluate": self._evaluate,
+            "exchange": self._exchange,
+        }
+        try:
+            return questions.get(kind, _unknown)(part)
+        except LostError as error:
+            return Part({"kind": kind, "lost": str(error)})
+        except (PartError, messages.MessageError) as error:
+            return Part({"kind": kind, "error": str(error)})
+        except Exception as error:
+            log.exception("site %r cannot answer %r", self.name, kind)
+            reason = f"{type(error).__name__}; the log of its SuperNode says more"
+            return Part({"kind": kind, "error": reason})
+
+    def rows(self, steps: list[str]) -> FederatedData:
+        """Return the rows that are meant: its own after these steps."""
+        keys = tuple(steps)
+        if not keys:
+            return self.data
+        if keys not in self._meant:
+            tensors, facts = self.memory.definition(keys[-1])
+            before = self.rows(steps[:-1])
+            self._meant[keys] = taken(before, Step(facts["kind"], facts["facts"], tensors))
+        return self._meant[keys]
+
+    def _define(self, part: Part) -> Part:
+        self.memory.define(str(part.facts["key"]), part.blobs[0])
+        return Part({"kind": "define"})
+
+    def _counts(self, part: Part) -> Part:
+        """Say how many rows of each class there are, and what they weigh."""
+        try:
+            data = self.rows(part.facts["data"])
+        except NoRowsError:
+            nothing = torch.zeros(1, dtype=torch.int64)
+            return with_tensors({"kind": "counts"}, {"rows": nothing, "weight": nothing.double()})
+        codes = torch.zeros(data.n_samples).long() if data.outcome == "regression" else data.y
+        classes = max(1, len(data.classes))
+        weight = torch.bincount(codes, data.weight.double(), classes)
+        counts = {"rows": torch.bincount(codes, minlength=classes), "weight": weight}
+        return with_tensors({"kind": "counts"}, counts)
+
+    def _strata(self, part: Part) -> Part:
+        counts = strata_counts(self.rows(part.facts["data"]))
+        return with_tensors({"kind": "strata"}, {"ids": torch.tensor(counts)})
+
+    def _sums(self, part: Part) -> Part:
+        facts = part.facts
+        around = tensors_of(part) or None
+        sums = site_sums(self.rows(facts["data"]), facts["how"], facts["fills"], around)
+        return with_tensors({"kind": "sums"}, sums)
+
+    def _evaluate(self, part: Part) -> Part:
+        """Say the sums of the measures of each seed's parameters over the rows."""
+        data, problem = self.rows(part.facts["data"]), self.problems(part.facts["problem"])
+        schema = problem.init(torch.zeros((), dtype=torch.int64))
+        seeds = [messages.decode(blob, schema) for blob in part.blobs]
+        params = {name: torch.stack([seed[name] for seed in seeds]) for name in schema}
+        sums = measure_sums(problem, params, data)
+        pairs = {
+            name: torch.stack([total, weight.expand_as(total)])
+            for name, (total, weight) in sums.items()
+        }
+        return with_tensors({"kind": "evaluate"}, pairs)
+
+    def _exchange(self, part: Part) -> Part:
+        _, facts = self.memory.definition(part.facts["work"])
+        data = self.rows(part.facts["data"])
+        work = SiteWork.described(facts, data, self.problems(facts["problem"]), self.classes)
+        lane = define({"work": part.facts["work"], "data": part.facts["data"]})
+        return work.exchange(part, self.memory.exchanges(lane.key))
+
+
+def _unknown(part: Part) -> Part:
+    msg = f"no question of the kind {part.facts.get('kind')!r} is known here"
+    raise PartError(msg)
+
+
+class NoRowsError(DataError):
+    """A site has no row in the part of the data that is meant."""
+
+
+def taken(data: FederatedData, step: Step) -> FederatedData:
+    """Return a site's rows after a step.
+
+    Raises:
+        NoRowsError: none is left.
+    """
+    facts = step.facts
+    if step.kind == "select":
+        return data.select_features(step.tensors["columns"])
+    if step.kind == "standardise":
+        stored = {**facts, "features": data.features, "mean": [], "scale": []}
+        standardiser = Standardiser.from_dict(stored)
+        return Standardiser(
+            standardiser.how,
+            data.features,
+            step.tensors["mean"],
+            step.tensors["scale"],
+            standardiser.target_mean,
+            standardiser.target_scale,
+            standardiser.fills,
+        ).apply(data)
+    if step.kind == "split":
+        before = facts["by_site"][data.sites[0]]
+        test = in_test(data, facts["seed"], facts["fraction"], facts["totals"], before)
+        chosen = test if facts["test"] else ~test
+        if not chosen.any():
+            raise NoRowsError(f"site '{data.sites[0]}' has no row in this part")
+        return data.take(torch.from_numpy(chosen))
+    msg = f"no step of the kind {step.kind!r} is known here"
+    raise PartError(msg)
+
+
+def folder_beside(file: Path) -> Path:
+    """Return where a site's state lies by default: beside its file."""
+    return file.with_name(f"{file.stem}.fedsift")

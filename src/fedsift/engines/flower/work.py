@@ -1,0 +1,198 @@
+"""A site's part of an exchange, for all run seeds at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedsift import aggregation, messages, trees
+from fedsift.data import FederatedData
+from fedsift.engines.base import (
+    Job,
+    exchange_key,
+    first_download,
+    send,
+    start_servers,
+    state_template,
+)
+from fedsift.engines.envelopes import schema_of
+from fedsift.engines.flower.memory import Exchanges
+from fedsift.engines.flower.parts import Part, PartError, describe, rebuild
+from fedsift.engines.programs import Programs, working
+from fedsift.problems import Problem
+from fedsift.sites import SiteData
+from fedsift.trees import Tree
+
+NEVER = -1  # the exchange of a seed that was never asked
+
+
+class Kept(NamedTuple):
+    """What a site keeps of a seed: the replica that it was brought to, and its own state."""
+
+    replica: Tree
+    state: Any
+
+
+def work_facts(job: Job) -> dict[str, Any]:
+    """Return what a site must be told of a job, as JSON values.
+
+    Raises:
+        PartError: nobody knows how to make the problem again.
+    """
+    if job.problem.recipe is None:
+        msg = (
+            "this problem cannot be told to sites: it has no recipe; give Problem.recipe, and the "
+            "sites a function that makes the problem of it"
+        )
+        raise PartError(msg)
+    return {
+        "problem": dict(job.problem.recipe),
+        "algorithm": describe(job.algorithm),
+        "channel": describe(job.channel),
+        "seeds": list(job.seeds),
+        "data_seed": job.data_seed,
+        "weights": job.weights,
+    }
+
+
+@dataclass(frozen=True)
+class SiteWork:
+    """A job as one site sees it."""
+
+    job: Job
+
+    @classmethod
+    def described(
+        cls,
+        facts: Mapping[str, Any],
+        data: FederatedData,
+        problem: Problem,
+        classes: Mapping[str, type],
+    ) -> SiteWork:
+        """Return the work that `work_facts` described, on a site's rows."""
+        job = Job(
+            problem,
+            data,
+            rebuild(facts["algorithm"], classes),
+            rebuild(facts["channel"], classes),
+            aggregation.mean,
+            tuple(facts["seeds"]),
+            facts["data_seed"],
+            facts["weights"],
+        )
+        return cls(job)
+
+    def exchange(self, part: Part, exchanges: Exchanges) -> Part:
+        """Catch up, work, keep the state as pending, and answer with the uploads."""
+        facts, job = part.facts, self.job
+        seeds, tick, exchange = facts["seeds"], facts["tick"], facts["exchange"]
+        fresh = [
+            s
+            for s, *ticks in zip(seeds, facts["base"], facts["last"], strict=True)
+            if NEVER in ticks
+        ]
+        start = self._start(fresh or seeds[:1])
+        shape = next(iter(start.values())).replica
+        schema = schema_of(job.algorithm, job.channel, shape)
+        if schema != facts["schema"]:
+            msg = "it runs another method, message format or model than the server"
+            raise PartError(msg)
+        if len(part.blobs) != len(seeds):
+            msg = f"{len(part.blobs)} messages for {len(seeds)} seeds"
+            raise PartError(msg)
+        held = exchanges.load(start, seeds, facts["base"]).replica
+        state = exchanges.load(start, seeds, facts["last"]).state
+        replica = trees.stack(
+            messages.decode(message, shape, trees.unstack(held, place))
+            for place, message in enumerate(part.blobs)
+        )
+        sent, after, info = self._work(replica, state, seeds, facts["round"], exchange)
+        exchanges.save(tick, seeds, Kept(replica, after), {"life": facts["life"]})
+        exchanges.keep([*facts["keep"], tick])
+        blobs = tuple(
+            messages.encode(trees.unstack(tree, place))
+            for place in range(len(seeds))
+            for tree, _ in sent.values()
+        )
+        names = ("life", "run", "tick", "exchange", "schema", "seeds")
+        said = {name: facts[name] for name in names} | {
+            "kind": "exchange",
+            "site": job.data.sites[0],
+            "groups": list(sent),
+            "weights": {group: weight.tolist() for group, (_, weight) in sent.items()},
+            "info": {name: values.tolist() for name, values in info.items()},
+        }
+        return Part(said, blobs)
+
+    def _start(self, seeds: list[int]) -> dict[int, Kept]:
+        """Return what seeds have before their first exchange.
+
+        The replica is drawn from the run keys, as the server does; where the server began from
+        something else, its first message brings all of it.
+        """
+        replicas = first_download(self.job, start_servers(self.job, seeds))
+        template = state_template(self.job, trees.unstack(replicas, 0))
+        return {s: Kept(trees.unstack(replicas, k), template) for k, s in enumerate(seeds)}
+
+    def _work(
+        self, replica: Tree, state: Any, seeds: list[int], number: int, exchange: str
+    ) -> tuple[Any, Any, Any]:
+        """Return (sent, state after, info) of the seeds, leaves [S, ...]."""
+        job, wanted = self.job, torch.tensor(seeds)
+        if not job.problem.batched:
+            return self._one_by_one(replica, state, seeds, number, exchange)
+        tables = (job.data.x, job.data.y, job.data.weight, job.shares[0])
+        sent, after, info, _, _ = Programs().run(
+            working,
+            job,
+            exchange,
+            replica,
+            trees.map_tensors(lambda t: t.unsqueeze(0), state),
+            tuple(t.unsqueeze(0) for t in tables),
+            (job.run_keys[wanted].unsqueeze(0), job.data_key, job.site_keys),
+            torch.tensor(number),
+            full=True,
+        )
+        return sent, after, info
+
+    def _one_by_one(
+        self, replica: Tree, state: Any, seeds: list[int], number: int, exchange: str
+    ) -> tuple[Any, Any, Any]:
+        job, results = self.job, []
+        batches = exchange_key(job.data_key, exchange, number, job.site_keys[0])
+        data = SiteData(job.data.x, job.data.y, job.data.weight, job.shares[0], batches)
+        for place, seed in enumerate(seeds):
+            client, residual = trees.unstack(state, place)
+            key = exchange_key(job.run_keys[seed], exchange, number, job.site_keys[0])
+            upload, client, info = job.algorithm.client_round(
+                job.problem, trees.unstack(replica, place), client, data, key, exchange
+            )
+            sent, residual, _ = send(job, exchange, upload, residual)
+            results.append((sent, (client, residual), info))
+        stacked: tuple[Any, Any, Any] = trees.stack(results)
+        return stacked
+
+
+def upload_schema(job: Job, exchange: str, carried: Any) -> dict[str, Tree]:
+    """Return an upload's trees by group, for their names, shapes and dtypes."""
+    shared = trees.unstack(carried.broadcast.replica, 0)
+    client = job.algorithm.client_init(job.problem, shared)
+    rows, key = job.rows_of(0), job.run_keys[0]
+    data = SiteData(job.data.x[rows], job.data.y[rows], job.data.weight[rows], job.shares[0], key)
+    upload, _, _ = job.algorithm.client_round(job.problem, shared, client, data, key, exchange)
+    return {group: tree for group, (tree, _) in upload.items()}
+
+
+def zeros(schema: dict[str, Tree], lanes: int) -> dict[str, tuple[Tree, Tensor]]:
+    """Return uploads [L, ...] that do not count."""
+    return {
+        group: (
+            {name: torch.zeros((lanes, *t.shape), dtype=t.dtype) for name, t in tree.items()},
+            torch.zeros(lanes),
+        )
+        for group, tree in schema.items()
+    }

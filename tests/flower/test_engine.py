@@ -1,0 +1,126 @@
+"""The Flower engine gives the simulator's result: the same model, and the same bytes exactly."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedsift import fit
+from fedsift.algorithms import EFLoPSPaper
+from fedsift.data import DataError
+from fedsift.methods import METHODS
+from fedsift.studies import linear_problem
+from fedsift.training import train
+from tests.flower.fake import FakeGrid, connected, nodes_of
+from tests.laws import CHANNELS, KEPT, every_algorithm, largest_gap, rows
+
+SIZES = (9, 5, 14, 6)
+ROUNDS = 5
+FEDERATED = [name for name, method in METHODS.items() if method.rows == "federated"]
+
+
+def algorithms() -> dict[str, Any]:
+    paper = EFLoPSPaper(density=0.25, rounds=ROUNDS, gate_rate=0.3)
+    return every_algorithm(0.25, rounds=ROUNDS) | {"paper": paper}
+
+
+def assert_same(one: Any, other: Any) -> None:
+    assert largest_gap(one.carried.server, other.carried.server) <= 1e-5
+    assert largest_gap(one.params, other.params) <= 1e-5
+    for name in ("bytes_up", "bytes_down", "retries"):
+        assert torch.equal(getattr(one, name), getattr(other, name))
+    assert torch.equal(one.carried.ledger, other.carried.ledger)
+    assert torch.equal(one.carried.seen, other.carried.seen)
+    for mine, theirs in zip(one.history, other.history, strict=True):
+        assert mine["sites"] == theirs["sites"]
+        assert "remarks" not in mine
+        if "loss" in theirs:
+            assert mine["loss"] == pytest.approx(theirs["loss"], abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "channel", "outcome"),
+    [
+        ("eflops", "feedback", "binary"),
+        ("eflops", "dense", "regression"),
+        ("fedavg", "one index set", "multiclass"),
+        ("fedht", "dense", "binary"),
+        ("fediterht", "no feedback", "regression"),
+        ("tuning", "dense", "multiclass"),
+        ("paper", "dense", "binary"),
+    ],
+)
+def test_every_algorithm_is_the_simulators(
+    name: str, channel: str, outcome: str, tmp_path: Path
+) -> None:
+    """Two seeds, some sites absent in each round, two sites at a node, batches of rows."""
+    data = rows(outcome, sizes=SIZES)
+    remote = connected(data, FakeGrid(nodes_of(data, tmp_path, per_node=2)))
+    knobs: Any = {
+        "seeds": (3, 4),
+        "data_seed": 3,
+        "participation": 0.6,
+        "channel": CHANNELS[channel],
+        "evaluate_every": 3,
+    }
+    algorithm = algorithms()[name]
+    far = train(linear_problem(remote), remote, algorithm, **knobs)
+    near = train(linear_problem(data), data, algorithm, compile=False, **knobs)
+    assert_same(far, near)
+
+
+@pytest.mark.parametrize("method", FEDERATED)
+def test_a_fit_is_the_simulators(method: str, tmp_path: Path) -> None:
+    """Splits, standardisation, search, refit and scores; three cases share the messages."""
+    outcome = ("binary", "regression")[FEDERATED.index(method) % 2]
+    data = rows(outcome, sizes=(9, 6, 8))
+    grid = FakeGrid(nodes_of(data, tmp_path))
+    remote = connected(data, grid)
+    knobs: Any = {
+        "method": method,
+        "features": KEPT,
+        "seeds": 2,
+        "splits": 2,
+        "rounds": 3,
+        "tuning_rounds": 3,
+        "evaluate_every": 2,
+        "beside": (),
+    }
+    if method == "eflops":
+        knobs |= {"early_stop": 2, "standardise": "array"}
+    far, near = fit(remote, **knobs), fit(data, **knobs)
+    assert largest_gap(far.params, near.params) <= 1e-5
+    assert far.standardiser.to_dict() == near.standardiser.to_dict()
+    assert [f.name for f in far.features] == [f.name for f in near.features]
+    assert far.results.keys() == near.results.keys()
+    for name in ("bytes_up", "bytes_down", "bytes_dense", "bytes_formula"):
+        assert far.results[name] == near.results[name]
+    score = "test_accuracy" if outcome == "binary" else "test_r2"
+    assert far.results[score]["mean"] == pytest.approx(near.results[score]["mean"], abs=1e-5)
+    other = FakeGrid(nodes_of(data, tmp_path / "alone"))
+    alone = connected(data, other, run="alone")
+    fit(alone, **knobs | {"splits": 0})
+    messages = len(other.sent)
+    assert len(grid.sent) <= messages + 3 * 4  # ids, rows of the splits, scores
+
+
+def test_rows_cannot_be_pooled_or_standardised_by_one_site(tmp_path: Path) -> None:
+    data = rows("binary", sizes=(9, 6))
+    remote = connected(data, FakeGrid(nodes_of(data, tmp_path)))
+    with pytest.raises(DataError, match="stay at their sites"):
+        fit(remote, method="central", features=KEPT, seeds=1, splits=0, beside=())
+    one = rows("binary", sizes=(9,))
+    remote = connected(one, FakeGrid(nodes_of(one, tmp_path / "one")))
+    with pytest.raises(DataError, match="two sites"):
+        fit(remote, features=KEPT, seeds=1, splits=0, beside=())
+
+
+def test_a_problem_that_nobody_can_make_again_is_refused(tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    data = rows("binary", sizes=(9, 6))
+    remote = connected(data, FakeGrid(nodes_of(data, tmp_path)))
+    problem = replace(linear_problem(remote), recipe=None)
+    with pytest.raises(ValueError, match="recipe"):
+        train(problem, remote, algorithms()["fedavg"], rounds=2)

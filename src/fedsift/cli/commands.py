@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedsift.cli.deploy import deploy
 from fedsift.cli.failures import DONE, NOT_MET, StoppedError, UsageError
 from fedsift.cli.interrupts import stopping_in_order
 from fedsift.cli.options import METHOD, Request, takes_request
@@ -52,6 +53,7 @@ def root(
 
 
 app.command()(reproduce)
+app.command()(takes_request(deploy))
 
 
 @app.command()
@@ -131,6 +133,9 @@ def resume(run: RunFolder, *, json: Json = False, quiet: Quiet = False) -> None:
         else:
             print(f"{run} is finished already; see it with: fedsift report {run}")
         return
+    if facts["plan"].get("engine") == "flower":
+        msg = f"{run} is a deployment; go on with its app: flwr run DIR here --stream"
+        raise RunError(msg)
     if facts["source"] is None:
         msg = (
             f"{run} was started from Python with data in memory; go on there, with"

@@ -41,6 +41,7 @@ def explain(error: BaseException) -> tuple[int, str]:  # noqa: PLR0911  a line a
     from pydantic import ValidationError
 
     from fedsift.checkpoints import CheckpointError
+    from fedsift.deployment.processes import ProcessError
     from fedsift.recovery import TrainingError
     from fedsift.run_folder import RunError
     from fedsift.studies import refused
@@ -51,7 +52,7 @@ def explain(error: BaseException) -> tuple[int, str]:  # noqa: PLR0911  a line a
         return USAGE, _one_line(str(error))
     if isinstance(error, ValueError) and _raised_here(error):
         return USAGE, _one_line(as_options(str(error)))
-    if isinstance(error, TrainingError):
+    if isinstance(error, TrainingError | ProcessError):
         return FAILED, _one_line(as_options(str(error)))
     if isinstance(error, OSError) and error.filename is not None:
         return USAGE, _one_line(f"{error.filename}: {error.strerror}")

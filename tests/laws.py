@@ -73,11 +73,10 @@ def job(
     channel: Channel | None = None,
     *,
     seeds: tuple[int, ...] = (0,),
+    aggregator: aggregation.Aggregator = aggregation.mean,
     **knobs: Any,
 ) -> Job:
-    return Job(
-        problem, data, algorithm, channel or Lossless(), aggregation.mean, seeds=seeds, **knobs
-    )
+    return Job(problem, data, algorithm, channel or Lossless(), aggregator, seeds=seeds, **knobs)
 
 
 def proceed(

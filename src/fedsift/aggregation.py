@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from fedsift import random, trees
+from fedsift import random, robust, trees
 from fedsift.trees import Tree
 
 
@@ -95,4 +95,16 @@ def assign_regions(sites: Sequence[str], regions: int | Mapping[str, str]) -> Te
     return torch.tensor([numbers[regions[name]] for name in sites])
 
 
-AGGREGATORS: dict[str, Aggregator] = {"mean": mean}
+AGGREGATORS: dict[str, Aggregator] = {
+    "mean": mean,
+    "median": robust.Median(),
+    "trimmed_mean": robust.TrimmedMean(),
+    "geometric_median": robust.GeometricMedian(),
+    "multi_krum": robust.MultiKrum(),
+    "clipped_mean": robust.ClippedMean(),
+}
+
+
+def name_of(aggregator: Aggregator) -> str:
+    """Return an aggregator's name for people."""
+    return next((k for k, rule in AGGREGATORS.items() if rule == aggregator), repr(aggregator))

@@ -13,12 +13,13 @@ from torch import Tensor
 from torch.func import vmap
 
 from fedsift import aggregation, channels, trees
+from fedsift.aggregation import Aggregator, name_of
 from fedsift.algorithms.base import Algorithm
 from fedsift.channels import Channel
 from fedsift.checkpoints import StageCheckpoint, load_training, save_training
 from fedsift.data import FederatedData, RemoteData
 from fedsift.engines import Plan, cannot_batch, make_engine, make_plan
-from fedsift.engines.base import Carried, Delivery, Engine, Job, Weights, begin
+from fedsift.engines.base import Carried, Delivery, Engine, Job, Tampering, Weights, begin
 from fedsift.evaluation import evaluate
 from fedsift.problems import Problem
 from fedsift.recovery import Retained, recover, reset, retain
@@ -109,10 +110,12 @@ def train(
     channel: Channel | None = None,
     evaluate_every: int = 10,
     evaluate_sites: int | None = 1000,
+    aggregator: Aggregator = aggregation.mean,
     regions: int | Mapping[str, str] | None = None,
     start: Any = None,
     eligible: Tensor | None = None,
     delivery: Delivery | None = None,
+    tampering: Tampering | None = None,
     early_stop: EarlyStop | None = None,
     callback: Callback | None = None,
     checkpoint: StageCheckpoint | None = None,
@@ -136,22 +139,24 @@ def train(
         evaluate_every: rounds between evaluations on the training rows (and the last round).
         evaluate_sites: sites whose rows are evaluated, always the same, drawn by ``data_seed``
             where there are more; None: all.
+        aggregator: combines the uploads; see `fedsift.robust` for rules that bear wrong ones.
         regions: uploads are summed up region by region before the server sums up the regions: a
             number of regions, to which sites are dealt by a hash of their names, or the name of
             each site's region. The result is the same to rounding; downloads pass through.
         start: ServerStates [S, ...] to begin from.
         eligible: which sites [S, C] may take part for each seed; all by default.
         delivery: decides which uploads arrive, for fault injection.
+        tampering: changes uploads on their way, to see what hostile sites could do.
         early_stop: ends the run on validation rows, and keeps each seed's best state.
         callback: called with each round's record.
         checkpoint: where to keep the state; a run begins from what is there.
 
     Raises:
-        ValueError: a channel that the algorithm cannot work with, or bad numbers.
+        ValueError: a channel or an aggregator that the algorithm cannot work with, or bad numbers.
         TrainingError: a seed diverged again and again.
     """
     channel = channel or channels.Lossless()
-    check_pair(algorithm, channel)
+    check_pair(algorithm, channel, aggregator)
     rounds = algorithm.rounds if rounds is None else rounds
     _check_numbers(
         problem, data, seeds, rounds, participation, weights, evaluate_every, evaluate_sites
@@ -161,13 +166,14 @@ def train(
         data,
         algorithm,
         channel,
-        aggregation.mean,
+        aggregator,
         tuple(seeds),
         data_seed,
         weights,
         eligible,
         delivery,
         None if regions is None else aggregation.assign_regions(data.sites, regions),
+        tampering,
     )
     zeros = torch.zeros(len(seeds), dtype=torch.int64)
     run = Training(job, begin(job, start), 0, [], zeros, zeros, zeros, zeros)
@@ -231,8 +237,27 @@ def _check_numbers(
             raise ValueError(message)
 
 
-def check_pair(algorithm: Algorithm, channel: Channel) -> None:
-    """Refuse a channel that loses what the algorithm's site states rely on."""
+def check_pair(
+    algorithm: Algorithm, channel: Channel, aggregator: Aggregator = aggregation.mean
+) -> None:
+    """Refuse what breaks a sum over sites, or compares messages that are zeros for the most part.
+
+    Raises:
+        ValueError: the text says what to use instead.
+    """
+    robust = aggregator is not aggregation.mean
+    if robust and algorithm.tracks_uploads:
+        msg = (
+            f"{type(algorithm).__name__} cannot be aggregated by {name_of(aggregator)}: its sites "
+            "remember what they uploaded, and the server must hold the sum; use the mean"
+        )
+        raise ValueError(msg)
+    if robust and not channel.lossless:
+        msg = (
+            f"{name_of(aggregator)} compares whole uploads, and most numbers of a message that "
+            "keeps only the largest entries are zeros; use messages='dense', or the mean"
+        )
+        raise ValueError(msg)
     if algorithm.tracks_uploads and not channel.lossless:
         name = type(algorithm).__name__
         msg = (

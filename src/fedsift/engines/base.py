@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from fedsift import messages, random, trees
-from fedsift.aggregation import Aggregator, mean
+from fedsift.aggregation import Aggregator, mean, name_of
 from fedsift.algorithms.base import Algorithm, Upload
 from fedsift.channels import Broadcast, Channel, start_broadcast
 from fedsift.clients import ClientStore
@@ -29,6 +29,9 @@ Weights = Literal["samples", "uniform"]
 # (exchange tick, seed indices [L], site indices [L]) → how often each upload arrives, [L]: 0 or
 # False is lost or refused, 1 or True arrives, more arrives again and must count once.
 Delivery = Callable[[int, Tensor, Tensor], Tensor]
+# (exchange tick, seed indices [L], site indices [L], uploads, leaves [L, ...]) → what arrives in
+# their place.
+Tampering = Callable[[int, Tensor, Tensor, Upload], Upload]
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,7 @@ class Job:
     allowed: Tensor | None = None
     delivery: Delivery | None = None
     regions: Tensor | None = None
+    tampering: Tampering | None = None
     run_keys: Tensor = field(init=False)
     data_key: Tensor = field(init=False)
     site_keys: Tensor = field(init=False)
@@ -86,7 +90,7 @@ class Job:
             raise ValueError(msg)
         if self.regions is not None and self.aggregator is not mean:
             msg = (
-                f"{getattr(self.aggregator, '__name__', self.aggregator)} cannot be taken region "
+                f"{name_of(self.aggregator)} cannot be taken region "
                 "by region: of the uploads, a region passes on the mean alone; use "
                 "fedsift.aggregation.mean, or no regions"
             )

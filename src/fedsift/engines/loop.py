@@ -138,6 +138,9 @@ class Loop(Engine):
             raise
         sent, residual, _ = send(job, exchange, upload, residual)
         carried.store.stage(row, seed, trees.stack([(client, residual)]), carried.tick)
+        if job.tampering is not None:
+            several = trees.stack([sent])
+            sent = trees.unstack(job.tampering(carried.tick, seed, site, several), 0)
         received, whole, size = {}, True, 0
         for group, (tree, weight) in sent.items():
             message = messages.encode(tree)

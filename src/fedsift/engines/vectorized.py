@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.func import vmap
 
 from fedsift import trees
 from fedsift.engines.base import Carried, Engine, Job, Report
@@ -135,6 +136,10 @@ class Vectorized(Engine):
                 lanes = (lanes[0][kept], lanes[1][kept])
                 after = trees.map_tensors(lambda t, i=kept: t[i], after)
             carried.store.stage(*lanes, after, carried.tick)
+            if job.tampering is not None:
+                who = (seeds.reshape(-1), sites.repeat_interleave(seeds.shape[1]))
+                sent = job.tampering(carried.tick, *who, sent)
+                rest[-1] = vmap(trees.all_finite)({name: up[0] for name, up in sent.items()})
             filled = wanted * seeds.shape[1]
             parts.append(trees.map_tensors(lambda t, n=filled: t[:n], (sent, *rest)))
         if len(parts) == 1:

@@ -123,6 +123,19 @@ def elementwise(lanes: int, d: int, rates: Rates, *, compiled: bool = True) -> C
     return lambda: fused(theta, phi, multiplier, field, keys)
 
 
+def shared_products(sites: int, seeds: int, batch: int, d: int) -> Call:
+    """Return a call of the products x θ and xᵀ r of many seeds that share each site's rows."""
+    x, theta = torch.randn(sites, batch, d), torch.randn(seeds, d)
+    residual = torch.randn(seeds, batch)
+
+    def call() -> None:
+        for rows in x:
+            torch.mm(theta, rows.T)
+            torch.mm(residual, rows)
+
+    return call
+
+
 def network_products(layers: tuple[int, ...], batch: int, count: int) -> Call:
     """Return a call of the matrix products of ``count`` gradient steps of a network, one by one.
 

@@ -7,7 +7,8 @@ messages, as `fedsift.train` does it for a run of 300 rounds; evaluation off.
   `ratio_to_separate_runs_by_default`: where `train` decides itself whether a run of one seed is
   compiled.
 - `ratio_to_elementwise_floor`: the same round over 2 x the element-wise work of a step of 300 lanes
-  in one fused kernel: noise, gates, entropy and update, without any product.
+  in one fused kernel: noise, gates, entropy and update, without any product;
+  `ratio_to_both_floors`: over that and the bare matrix products of the 2 steps, by `torch.mm`.
 
 Medians of interleaved repeats on one thread, warm.
 Run: `python benchmarks/seeds.py [--quick] [--repeats 5] [--plot FILE]`.
@@ -45,25 +46,29 @@ def measure_seeds(d: int, seeds: int, repeats: int, *, compiled: bool = True) ->
         "default": SteppedRun(problem, data, algorithm),
     }
     rates = floors.rates_of(algorithm, problem)
-    floor = floors.elementwise(SITES * seeds, d, rates, compiled=compiled)
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    floor_seconds = []
+    bare_work = {
+        "elementwise": floors.elementwise(SITES * seeds, d, rates, compiled=compiled),
+        "products": floors.shared_products(SITES, seeds, BATCH, d),
+    }
+    times: dict[str, list[float]] = {name: [] for name in (*runs, *bare_work)}
     for repeat in range(repeats + 1):
         for name, run in runs.items():
             rounds = [run.round() for _ in range(3 if name == "together" else 10)]
             if repeat:  # the first is a warm-up
                 times[name].append(statistics.median(rounds))
-        floor_seconds.append(interleaved({"floor": floor}, 1)["floor"])
+        for name, value in interleaved(bare_work, 1).items():
+            times[name].append(value)
     for run in runs.values():
         run.stop()
     seconds = {name: statistics.median(values) for name, values in times.items()}
-    bare = statistics.median(floor_seconds)
+    step = {name: seconds.pop(name) for name in bare_work}
     return {
         "round_ms": {name: 1e3 * value for name, value in seconds.items()},
-        "elementwise_ms": 1e3 * bare,
+        **{f"{name}_ms": 1e3 * value for name, value in step.items()},
         "ratio_to_separate_runs": seconds["together"] / (seeds * seconds["separate"]),
         "ratio_to_separate_runs_by_default": seconds["together"] / (seeds * seconds["default"]),
-        "ratio_to_elementwise_floor": seconds["together"] / (2 * bare),
+        "ratio_to_elementwise_floor": seconds["together"] / (2 * step["elementwise"]),
+        "ratio_to_both_floors": seconds["together"] / (2 * sum(step.values())),
     }
 
 

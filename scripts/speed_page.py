@@ -112,6 +112,7 @@ def seeds(results: Results) -> list[str]:
         "ratio_to_separate_runs": "to 30 runs, all compiled",
         "ratio_to_separate_runs_by_default": "to 30 runs as by default",
         "ratio_to_elementwise_floor": "to element-wise work alone",
+        "ratio_to_both_floors": "to that and the products",
     }
     return [SEEDS, *columns([results], names)]
 

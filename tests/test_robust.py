@@ -170,3 +170,22 @@ def test_pairs_that_cannot_work_are_refused():
         TrimmedMean(0.5)
     with pytest.raises(ValueError, match="hostile is -1"):
         MultiKrum(-1)
+
+
+@pytest.mark.parametrize(
+    ("rule", "theirs", "knobs"),
+    [
+        (Median(), "Median", {}),
+        (TrimmedMean(2 / 11), "TrMean", {"f": 2}),
+        (GeometricMedian(200), "GeometricMedian", {"nu": 1e-6, "T": 200}),
+    ],
+    ids=["median", "trimmed mean", "geometric median"],
+)
+def test_equal_weights_give_the_rules_of_byzfl(rule, theirs, knobs):
+    """Not of its multi-Krum, which scores by K - f - 1 neighbours; the paper says K - f - 2."""
+    byzfl = pytest.importorskip("byzfl", reason="byzfl, whose rules these are, is not installed")
+    for seed in range(5):
+        x = normal(11, 30, seed=seed).double()
+        expected = getattr(byzfl, theirs)(**knobs)(x.float()).double()
+        ours = rule({"a": x}, torch.ones(11))["a"]
+        torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-4)

@@ -206,6 +206,14 @@ MISTAKES = {
         "id 'berlin0' is at site",
     ),
     "odd participation": (["--demo", "golub", "--participation", "2.5"], "participation is 2.5"),
+    "rule that compares whole messages": (
+        ["--demo", "golub", "--aggregation", "median", "--messages", "feedback"],
+        "median compares whole uploads",
+    ),
+    "misspelt rule": (
+        ["--demo", "golub", "--aggregation", "medain"],
+        "aggregation 'medain' is unknown; did you mean 'median'",
+    ),
     "messages of another method": (
         ["--demo", "golub", "--messages", "paper", "--method", "fedavg", "--splits", "0"],
         "messages 'paper'",

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from fedsift.algorithms import EFLoPS, FedAvg, FedHT, FedIterHT
     from fedsift.api import compare, fit
     from fedsift.data import DataError, DataWarning, FederatedData
+    from fedsift.estimators import FederatedSparseClassifier, FederatedSparseRegressor
     from fedsift.evaluation import evaluate
     from fedsift.methods import METHODS
     from fedsift.models import from_module, linear
@@ -34,6 +35,8 @@ __all__ = [
     "FedHT",
     "FedIterHT",
     "FederatedData",
+    "FederatedSparseClassifier",
+    "FederatedSparseRegressor",
     "Problem",
     "Run",
     "RunError",
@@ -60,6 +63,8 @@ _HOME = {
     "FedHT": "algorithms",
     "FedIterHT": "algorithms",
     "FederatedData": "data",
+    "FederatedSparseClassifier": "estimators",
+    "FederatedSparseRegressor": "estimators",
     "Problem": "problems",
     "Run": "runs",
     "RunError": "run_folder",

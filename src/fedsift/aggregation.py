@@ -7,7 +7,7 @@ weight is 0 for an upload that did not arrive or was rejected.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -95,7 +95,8 @@ def assign_regions(sites: Sequence[str], regions: int | Mapping[str, str]) -> Te
     return torch.tensor([numbers[regions[name]] for name in sites])
 
 
-AGGREGATORS: dict[str, Aggregator] = {
+Rule = Literal["mean", "median", "trimmed_mean", "geometric_median", "multi_krum", "clipped_mean"]
+AGGREGATORS: dict[Rule, Aggregator] = {
     "mean": mean,
     "median": robust.Median(),
     "trimmed_mean": robust.TrimmedMean(),

@@ -9,6 +9,7 @@ from typing import Any, Literal, TypedDict, Unpack
 
 from pydantic import ValidationError
 
+from fedsift.aggregation import Rule
 from fedsift.data import FederatedData
 from fedsift.data.standardise import How
 from fedsift.locks import claim
@@ -29,6 +30,7 @@ class Options(TypedDict, total=False):
     participation: float
     weights: Literal["samples", "uniform"]
     messages: Messages
+    aggregation: Rule
     standardise: How
     schedule: Schedule | None
     learning_rate: float | None

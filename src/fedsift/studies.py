@@ -18,7 +18,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from torch import Tensor
 
 from fedsift import models, trees
+from fedsift.aggregation import AGGREGATORS, Aggregator, Rule
 from fedsift.algorithms import LocalTraining, Tuning
+from fedsift.channels import Channel
 from fedsift.checkpoints import StageCheckpoint
 from fedsift.data import FederatedData, How, Standardiser, split
 from fedsift.data.errors import nearest
@@ -29,7 +31,7 @@ from fedsift.outcomes import make_outcome
 from fedsift.problems import Problem, supervised
 from fedsift.selection import ensemble_support
 from fedsift.sparsity import Schedule, kept_count
-from fedsift.training import Callback, EarlyStop, Training, train
+from fedsift.training import Callback, EarlyStop, Training, check_pair, train
 from fedsift.trees import Tree
 
 
@@ -55,6 +57,7 @@ class Settings(BaseModel):
     participation: float = Field(1.0, gt=0, allow_inf_nan=False)
     weights: Literal["samples", "uniform"] = "samples"
     messages: Messages = "auto"
+    aggregation: Rule = "mean"
     standardise: How = "feature"
     schedule: Schedule | None = None
     learning_rate: float | None = Field(None, gt=0, allow_inf_nan=False)
@@ -143,6 +146,10 @@ def check_request(settings: Settings, methods: Sequence[str], data: FederatedDat
         raise ValueError(msg)
     density = settings.kept(data.n_features) / data.n_features
     algorithms = [search_algorithm(settings, find_method(name), density) for name in methods]
+    for name, algorithm in zip(methods, algorithms, strict=True):
+        method = find_method(name)
+        kept = settings.kept(data.n_features)
+        check_pair(algorithm, _channel(settings, method, kept), _aggregator(settings, method))
     if settings.schedule == "cubic" and not any(hasattr(a, "schedule") for a in algorithms):
         msg = (
             f"{methods[0]} has no density schedule, for it is dense while it trains; "
@@ -342,7 +349,8 @@ def _search(
         participation=_participation(settings) if method.rows == "federated" else 1.0,
         weights=settings.weights,
         engine=settings.engine,
-        channel=method.channel(settings.messages, kept),
+        channel=_channel(settings, method, kept),
+        aggregator=_aggregator(settings, method),
         evaluate_every=settings.evaluate_every,
         callback=callback,
         checkpoint=checkpoint and checkpoint.named("search"),
@@ -388,6 +396,7 @@ def _refit(
         start=torch.func.vmap(lambda p, m: algorithm.start(problem, p, m))(small, mask),
         eligible=eligible,
         weights=settings.weights,
+        aggregator=_aggregator(settings, method),
         engine=settings.engine,
         evaluate_every=settings.evaluate_every,
         early_stop=stop,
@@ -397,6 +406,16 @@ def _refit(
     weight = torch.zeros_like(start["weight"])
     weight[..., columns] = run.params["weight"]
     return run.params | {"weight": weight}, run
+
+
+def _channel(settings: Settings, method: Method, kept: int) -> Channel:
+    """Return what carries the messages; rules that compare them get whole ones by default."""
+    whole = settings.messages == "auto" and settings.aggregation != "mean"
+    return method.channel("dense" if whole else settings.messages, kept)
+
+
+def _aggregator(settings: Settings, method: Method) -> Aggregator:
+    return AGGREGATORS[settings.aggregation if method.rows == "federated" else "mean"]
 
 
 def _participation(settings: Settings) -> float | int:

@@ -15,6 +15,7 @@ from fedsift.algorithms import EFLoPS, Tuning
 from fedsift.data import Standardiser, synthetic_regression
 from fedsift.evaluation import evaluate
 from fedsift.recovery import TrainingError
+from fedsift.robust import MultiKrum
 from fedsift.selection import ensemble_support
 from fedsift.studies import linear_problem
 from fedsift.training import train
@@ -35,7 +36,7 @@ def tampering(attack):
 
         def hostile(x):
             noise = torch.func.vmap(lambda k: random.normal(k, x.shape[1:], x.dtype))(key)
-            size = x.double().square().flatten(1).mean(1).sqrt().to(x.dtype)
+            size = x.double().square().reshape(len(x), -1).mean(1).sqrt().to(x.dtype)
             wide = size.reshape(-1, *[1] * (x.ndim - 1))
             false = {"sign flip": -x, "scaled": 100 * x, "Gaussian": 10 * wide * noise}[attack]
             return torch.where((sites < HOSTILE).reshape(wide.shape), false, x)
@@ -55,7 +56,7 @@ def refitted_r2(rule, attack, data_seed=0):
         rows = replace(rows, y=torch.where(flipped, -rows.y, rows.y))
     problem = linear_problem(rows)
     knobs = {
-        "aggregator": AGGREGATORS[rule] if rule != "multi_krum" else type(AGGREGATORS[rule])(2),
+        "aggregator": MultiKrum(HOSTILE) if rule == "multi_krum" else AGGREGATORS[rule],
         "tampering": tampering(attack),
         "weights": "uniform",
         "data_seed": data_seed,

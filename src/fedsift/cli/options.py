@@ -230,6 +230,16 @@ class Request:
             metavar="KIND",
         ),
     ] = None
+    aggregation: Annotated[
+        str | None,
+        _option(
+            "--aggregation",
+            group=TRAINING,
+            text="Of uploads: mean, or a rule that bears wrong ones: median, trimmed_mean, "
+            "geometric_median, multi_krum, clipped_mean.",
+            metavar="RULE",
+        ),
+    ] = None
     schedule: Annotated[
         str | None,
         _option(

@@ -106,6 +106,8 @@ class FederatedData:
             DataError: the arrays do not fit together, or the target has one value only.
 
         """
+        if not torch.is_tensor(x):
+            x = np.require(x, requirements="W")  # torch shares memory, and warns of what is fixed
         values = torch.as_tensor(x, dtype=torch.float32)
         count = len(values)
         coded = code_target(plain_values(y), outcome, target)

@@ -1,0 +1,224 @@
+"""Estimators with scikit-learn's interface: sparse models fitted over sites.
+
+``sites`` says where each row is. It is a metadata of ``fit``, which pipelines and searches pass on:
+``set_fit_request(sites=True)`` with metadata routing. Without it all rows are one site.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.feature_selection import SelectorMixin
+from sklearn.utils import check_random_state
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
+
+from fedsift.data import FederatedData, Standardiser
+from fedsift.data.standardise import How
+from fedsift.methods import Messages, find_method
+from fedsift.selection import inclusion_probability
+from fedsift.studies import Case, Settings, check_request, fit_case
+
+MOST = 10  # features that are kept where nobody said how many
+
+
+class FederatedSparse(SelectorMixin, BaseEstimator):
+    """What both estimators share.
+
+    Args:
+        n_features: how many features to keep; None with no density: 10, or all of fewer.
+        density: their share, in place of ``n_features``.
+        method: a name in `fedsift.METHODS` that gives one model.
+        n_seeds: runs with different random numbers, whose choices are put together.
+        rounds: rounds of the search; the method's own number by default.
+        participation: share, or number, of the sites that take part in a round.
+        messages: ``auto``, ``dense``, ``feedback`` or ``paper``.
+        standardise: ``feature``, ``array`` (rows, then centred features) or ``none``.
+        ridge: weight of the refit's penalty, in units of one sample.
+        tuning_rounds: rounds of the refit.
+        random_state: an int fixes all numbers; None draws one.
+
+    Attributes:
+        coef_: [d] for one output, else [K, d]; per unit of the feature, for ``array`` per unit of
+            the standardised row. 0 for features that are not kept.
+        intercept_: a number for one output, else [K].
+        support_: [d] bool, the features that are kept.
+        inclusion_probability_: [d], the share of the seeds that chose each feature.
+        n_features_in_, feature_names_in_: as in scikit-learn.
+        standardiser_: brings rows to standard units.
+        history_: a record a round.
+    """
+
+    def __init__(
+        self,
+        n_features: int | None = None,
+        *,
+        density: float | None = None,
+        method: str = "eflops",
+        n_seeds: int = 8,
+        rounds: int | None = None,
+        participation: float = 1.0,
+        messages: Messages = "auto",
+        standardise: How = "feature",
+        ridge: float = 1.0,
+        tuning_rounds: int = 100,
+        random_state: int | np.random.RandomState | None = 0,
+    ) -> None:
+        self.n_features = n_features
+        self.density = density
+        self.method = method
+        self.n_seeds = n_seeds
+        self.rounds = rounds
+        self.participation = participation
+        self.messages = messages
+        self.standardise = standardise
+        self.ridge = ridge
+        self.tuning_rounds = tuning_rounds
+        self.random_state = random_state
+
+    def _fit(self, x: NDArray[Any], y: ArrayLike, sites: ArrayLike | None, outcome: str) -> None:
+        """Fit the model to rows whose target is coded."""
+        if sites is not None:
+            sites = column_or_1d(sites)
+        data = FederatedData.from_arrays(x, y, sites=sites, outcome=outcome)
+        settings = self._settings(data.n_features)
+        if find_method(self.method).rows == "alone":
+            msg = f"method {self.method!r} fits each site alone; name one that gives one model"
+            raise ValueError(msg)
+        check_request(settings, [self.method], data)
+        self.standardiser_ = Standardiser.fit(data, self.standardise)
+        fit = fit_case(Case("all rows", data), settings, self.standardiser_)
+        params = {name: leaf.double() for name, leaf in fit.ensemble().items()}
+        weight, bias = params["weight"], params["bias"]
+        if self.standardise == "feature":
+            scale = self.standardiser_.scale
+            weight = torch.where(scale > 0, weight / torch.where(scale > 0, scale, 1.0), 0.0)
+            bias = bias - weight @ self.standardiser_.mean
+        if data.outcome == "regression":
+            weight = weight * self.standardiser_.target_scale
+            bias = bias * self.standardiser_.target_scale + self.standardiser_.target_mean
+        self._weight, self._bias = weight.numpy(), bias.numpy()
+        one = len(self._weight) == 1
+        self.coef_ = self._weight[0] if one else self._weight
+        self.intercept_ = float(self._bias[0]) if one else self._bias
+        self.support_ = (self._weight != 0).any(0)
+        self.inclusion_probability_ = inclusion_probability((fit.weights != 0).any(1)).numpy()
+        self.history_ = fit.history
+
+    def _settings(self, width: int) -> Settings:
+        kept = self.n_features
+        if kept is None and self.density is None:
+            kept = min(MOST, width)
+        seed = self.random_state
+        if not isinstance(seed, int | np.integer):
+            seed = check_random_state(seed).randint(2**31)
+        return Settings(
+            method=self.method,
+            features=kept,
+            density=self.density,
+            seeds=self.n_seeds,
+            seed=int(seed),
+            rounds=self.rounds,
+            participation=self.participation,
+            messages=self.messages,
+            standardise=self.standardise,
+            ridge=self.ridge,
+            tuning_rounds=self.tuning_rounds,
+        )
+
+    def _output(self, x: ArrayLike) -> NDArray[np.float64]:
+        """Return the model's output for rows, [n, 1] or [n, K]."""
+        check_is_fitted(self)
+        values = validate_data(self, x, reset=False, dtype=np.float64)
+        if self.standardise == "array":
+            values = self.standardiser_.transform(torch.tensor(values)).double().numpy()
+        output: NDArray[np.float64] = values @ self._weight.T + self._bias
+        return output
+
+    def _get_support_mask(self) -> NDArray[np.bool_]:
+        check_is_fitted(self)
+        support: NDArray[np.bool_] = self.support_
+        return support
+
+
+class FederatedSparseRegressor(RegressorMixin, FederatedSparse):
+    """A linear model on few features, fitted where the rows are.
+
+    Example:
+        >>> from fedsift.estimators import FederatedSparseRegressor
+        >>> from sklearn.datasets import load_diabetes
+        >>> x, y = load_diabetes(return_X_y=True)
+        >>> model = FederatedSparseRegressor(3, n_seeds=2, rounds=20)
+        >>> int(model.fit(x, y, sites=[row % 4 for row in range(len(x))]).support_.sum())
+        3
+    """
+
+    def fit(self, X: ArrayLike, y: ArrayLike, sites: ArrayLike | None = None) -> Self:
+        """Fit the model to rows X [n, d] with targets y [n], at ``sites`` [n].
+
+        Raises:
+            ValueError: the rows or a parameter cannot be used; the text says which.
+        """
+        x, target = validate_data(
+            self, X, y, dtype=np.float64, y_numeric=True, ensure_min_samples=2
+        )
+        self._fit(x, np.asarray(target, dtype=np.float64), sites, "regression")
+        return self
+
+    def predict(self, X: ArrayLike) -> NDArray[np.float64]:
+        """Return the predicted target of rows, [n]."""
+        return self._output(X)[:, 0]
+
+
+class FederatedSparseClassifier(ClassifierMixin, FederatedSparse):
+    """A logistic (softmax for more than two classes) model on few features, fitted where rows are.
+
+    Besides what both estimators have: ``classes_``, the K classes in order.
+
+    Example:
+        >>> from fedsift.estimators import FederatedSparseClassifier
+        >>> from sklearn.datasets import load_breast_cancer
+        >>> x, y = load_breast_cancer(return_X_y=True)
+        >>> model = FederatedSparseClassifier(3, n_seeds=2, rounds=20)
+        >>> bool(model.fit(x, y, sites=[row % 4 for row in range(len(x))]).score(x, y) > 0.9)
+        True
+    """
+
+    def fit(self, X: ArrayLike, y: ArrayLike, sites: ArrayLike | None = None) -> Self:
+        """Fit the model to rows X [n, d] with classes y [n], at ``sites`` [n].
+
+        Raises:
+            ValueError: the rows or a parameter cannot be used; the text says which.
+        """
+        x, target = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2)
+        check_classification_targets(target)
+        self.classes_, codes = np.unique(target, return_inverse=True)
+        if len(self.classes_) < 2:
+            msg = f"y has 1 class, {self.classes_[0]!r}; give rows of two classes or more"
+            raise ValueError(msg)
+        self._fit(x, codes, sites, "binary" if len(self.classes_) == 2 else "multiclass")
+        return self
+
+    def decision_function(self, X: ArrayLike) -> NDArray[np.float64]:
+        """Return the score of the second class, [n], or with more classes of each, [n, K]."""
+        output = self._output(X)
+        return output[:, 0] if output.shape[1] == 1 else output
+
+    def predict_proba(self, X: ArrayLike) -> NDArray[np.float64]:
+        """Return the probability of each class, [n, K]."""
+        output = torch.from_numpy(self._output(X))
+        if output.shape[1] == 1:
+            output = torch.cat([torch.zeros_like(output), output], 1)
+        probability: NDArray[np.float64] = torch.softmax(output, 1).numpy()
+        return probability
+
+    def predict(self, X: ArrayLike) -> NDArray[Any]:
+        """Return the likeliest class of each row, [n]."""
+        output = self._output(X)
+        if output.shape[1] == 1:
+            return np.asarray(self.classes_[(output[:, 0] > 0).astype(int)])
+        return np.asarray(self.classes_[output.argmax(1)])

@@ -104,7 +104,7 @@ class Run:
 
     def _output(self, x: ArrayLike, features: Sequence[str]) -> Tensor:
         standardiser, weight, bias = self.compact()
-        rows = torch.as_tensor(np.asarray(x))
+        rows = torch.as_tensor(np.require(x, requirements="W"))
         return standardiser.transform(rows, features) @ weight.T + bias
 
 

@@ -178,9 +178,9 @@ The run begins when all sites are there. Its result is in `{plan.out}`, under th
 
     fedsift report {plan.out}
 
-If the server or `flwr run` was stopped, start the SuperLink and `flwr run . here --stream` again:
-the run goes on with the last finished round. A site that was stopped is started again with its
-command.
+If the server or `flwr run` was stopped, do step 1 and `flwr run . here --stream` again: the run
+goes on with the last finished round. A site that was stopped is started again with its command; so
+are SuperNodes that ended because the server was gone.
 
 ## Trying it on one machine
 

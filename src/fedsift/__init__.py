@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from fedsift._version import __version__
 
 if TYPE_CHECKING:
-    from fedsift import data
-    from fedsift.algorithms import EFLoPS, FedAvg, FedHT, FedIterHT
+    from fedsift import data, sets, vi
+    from fedsift.algorithms import EFLoPS, FedAvg, FedHT, FedIterHT, Lippax, Scaffold
     from fedsift.api import compare, fit
     from fedsift.data import DataError, DataWarning, FederatedData
     from fedsift.estimators import FederatedSparseClassifier, FederatedSparseRegressor
@@ -23,25 +23,31 @@ if TYPE_CHECKING:
     from fedsift.recovery import TrainingError
     from fedsift.run_folder import RunError
     from fedsift.runs import Run, load_run
+    from fedsift.solving import Equilibrium, solve
     from fedsift.studies import Settings
     from fedsift.training import train
+    from fedsift.vi import VIProblem
 
 __all__ = [
     "METHODS",
     "DataError",
     "DataWarning",
     "EFLoPS",
+    "Equilibrium",
     "FedAvg",
     "FedHT",
     "FedIterHT",
     "FederatedData",
     "FederatedSparseClassifier",
     "FederatedSparseRegressor",
+    "Lippax",
     "Problem",
     "Run",
     "RunError",
+    "Scaffold",
     "Settings",
     "TrainingError",
+    "VIProblem",
     "__version__",
     "compare",
     "data",
@@ -50,8 +56,11 @@ __all__ = [
     "from_module",
     "linear",
     "load_run",
+    "sets",
+    "solve",
     "supervised",
     "train",
+    "vi",
 ]
 
 _HOME = {
@@ -59,31 +68,36 @@ _HOME = {
     "DataError": "data",
     "DataWarning": "data",
     "EFLoPS": "algorithms",
+    "Equilibrium": "solving",
     "FedAvg": "algorithms",
     "FedHT": "algorithms",
     "FedIterHT": "algorithms",
     "FederatedData": "data",
     "FederatedSparseClassifier": "estimators",
     "FederatedSparseRegressor": "estimators",
+    "Lippax": "algorithms",
     "Problem": "problems",
     "Run": "runs",
     "RunError": "run_folder",
+    "Scaffold": "algorithms",
     "Settings": "studies",
     "TrainingError": "recovery",
+    "VIProblem": "vi",
     "compare": "api",
     "evaluate": "evaluation",
     "fit": "api",
     "from_module": "models",
     "linear": "models",
     "load_run": "runs",
+    "solve": "solving",
     "supervised": "problems",
     "train": "training",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name == "data":
-        return importlib.import_module("fedsift.data")
+    if name in {"data", "sets", "vi"}:
+        return importlib.import_module(f"fedsift.{name}")
     if name not in _HOME:
         msg = f"module 'fedsift' has no attribute {name!r}"
         raise AttributeError(msg)

@@ -31,6 +31,9 @@ log = logging.getLogger(__name__)
 Callback = Callable[[dict[str, Any]], None]
 
 
+Watch = Callable[["Training"], bool]
+
+
 @dataclass(frozen=True)
 class EarlyStop:
     """Ends a run when no seed has a lower loss on validation rows for a while; keeps the best.
@@ -118,6 +121,7 @@ def train(
     tampering: Tampering | None = None,
     early_stop: EarlyStop | None = None,
     callback: Callback | None = None,
+    watch: Watch | None = None,
     checkpoint: StageCheckpoint | None = None,
 ) -> Training:
     """Train an algorithm and return the finished run.
@@ -149,6 +153,7 @@ def train(
         tampering: changes uploads on their way, to see what hostile sites could do.
         early_stop: ends the run on validation rows, and keeps each seed's best state.
         callback: called with each round's record.
+        watch: called with the run after each round, to look at it; a true answer ends it.
         checkpoint: where to keep the state; a run begins from what is there.
 
     Raises:
@@ -200,7 +205,7 @@ def train(
         )
     sample = job.sample(evaluate_sites)
     loop = _Loop(
-        run, rounds, participation, evaluate_every, sample, callback, checkpoint, early_stop
+        run, rounds, participation, evaluate_every, sample, callback, checkpoint, early_stop, watch
     )
     loop.proceed(remote.way.engine() if remote is not None else make_engine(engine, run.plan))
     return run
@@ -280,6 +285,7 @@ class _Loop:
     callback: Callback | None
     checkpoint: StageCheckpoint | None
     early_stop: EarlyStop | None
+    watch: Watch | None = None
 
     def __post_init__(self) -> None:
         run = self.run
@@ -304,6 +310,8 @@ class _Loop:
         try:
             while self.run.round < self.rounds and not self._stale():
                 self._round(engine)
+                if self.watch is not None and self.watch(self.run):
+                    break
         except KeyboardInterrupt:
             if self.checkpoint is not None and not self._every_round:
                 reset(self.run, self.retained)
@@ -375,6 +383,7 @@ class _Loop:
             record |= {name: float(value[healthy].mean()) for name, value in figures.items()}
         record |= {name: float(value.double().mean()) for name, value in info.items()}
         record |= {
+            "exchanges": run.carried.tick,
             "bytes_up": int(run.bytes_up.sum()),
             "bytes_down": int(run.bytes_down.sum()),
             **_by_level(run),

@@ -103,6 +103,22 @@ def norm(a: Tree) -> Tensor:
     return dot(a, a).sqrt()
 
 
+def flatten(tree: Tree) -> Tensor:
+    """Return all numbers of a tree as one vector, leaf after leaf."""
+    return torch.cat([leaf.reshape(-1) for leaf in tree.values()])
+
+
+def unflatten(vector: Tensor, like: Tree) -> Tree:
+    """Return a tree shaped like ``like`` from its numbers [d], each leaf in its own dtype."""
+    pieces = vector.split([leaf.numel() for leaf in like.values()])
+    return {
+        name: piece.reshape(leaf.shape).to(leaf.dtype)
+        if piece.shape != leaf.shape or piece.dtype != leaf.dtype
+        else piece
+        for (name, leaf), piece in zip(like.items(), pieces, strict=True)
+    }
+
+
 def all_finite(structure: Any) -> Tensor:
     """Return a boolean scalar: is every number, and every tensor's sum, finite?"""
     return torch.isfinite(

@@ -121,7 +121,7 @@ def test_fingerprint_changes_with_any_name(data, change):
         ({"features": ("u", "v", "u")}, "feature names must differ; repeated: 'u'"),
         ({"features": ("u", "v")}, "2 feature names"),
         ({"x": torch.full((5, 3), torch.nan)}, "finite"),
-        ({"x": torch.zeros((5, 3), dtype=torch.float64)}, "float32"),
+        ({"x": torch.zeros((5, 3), dtype=torch.float16)}, "float32"),
         ({"weight": torch.zeros(5)}, "weights must be positive"),
         ({"outcome": "ordinal"}, "outcome 'ordinal' is unknown"),
         ({"outcome": "binary", "classes": ("n", "p")}, "y does not fit"),

@@ -2,19 +2,37 @@
 
 from __future__ import annotations
 
+from fedsift.algorithms.averaging import FPPM, LocalExtraSGD, LocalProximalExtraStep
 from fedsift.algorithms.base import Algorithm, LocalTraining, Total
 from fedsift.algorithms.eflops import EFLoPS
 from fedsift.algorithms.eflops_paper import EFLoPSPaper
+from fedsift.algorithms.extragradient import FederatedExtragradient, FedGDAGT, FedOGDA
 from fedsift.algorithms.fedavg import FedAvg, FedHT, FedIterHT, Tuning
+from fedsift.algorithms.fedprox import FedProx
+from fedsift.algorithms.fields import GaussianNoise
+from fedsift.algorithms.lippax import Lippax
+from fedsift.algorithms.lippax_literal import LippaxLiteral
+from fedsift.algorithms.scaffold import Scaffold
 
 __all__ = [
+    "FPPM",
     "Algorithm",
     "EFLoPS",
     "EFLoPSPaper",
     "FedAvg",
+    "FedGDAGT",
     "FedHT",
     "FedIterHT",
+    "FedOGDA",
+    "FedProx",
+    "FederatedExtragradient",
+    "GaussianNoise",
+    "Lippax",
+    "LippaxLiteral",
+    "LocalExtraSGD",
+    "LocalProximalExtraStep",
     "LocalTraining",
+    "Scaffold",
     "Total",
     "Tuning",
 ]

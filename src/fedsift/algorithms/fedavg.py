@@ -33,9 +33,9 @@ class ServerState(NamedTuple):
 class FedAvg(LocalTraining):
     """Dense federated averaging; the solution keeps the m = ⌊ρG⌋ largest parameters.
 
-    Site c takes H local steps θ ← θ - η_c F_c(θ) from the server's θ and uploads Δ_c/η_c and 1/η_c.
-    The server adds mean(Δ_c/η_c) / mean(1/η_c): with one local step this is the pooled gradient,
-    whatever the step sizes.
+    Site c takes H local steps θ ← P(θ - η_c F_c(θ)) from the server's θ, P onto the feasible set,
+    and uploads Δ_c/η_c and 1/η_c. The server adds mean(Δ_c/η_c) / mean(1/η_c): with one local step
+    this is the pooled gradient, whatever the step sizes.
 
     Attributes:
         density: ρ, the share of gates the solution keeps; 1 keeps all.
@@ -78,7 +78,7 @@ class FedAvg(LocalTraining):
         for local in range(self.local_steps):
             batch = data.batch(local, self.batch_size, random.fold(key, local))
             theta = trees.add_scaled(theta, -step, problem.operators["loss"](theta, batch))
-            theta = self.after_step(problem, theta, shared)
+            theta = self.after_step(problem, problem.project(theta), shared)
         return theta
 
     def after_step(self, problem: Problem, theta: Tree, shared: Tree) -> Tree:

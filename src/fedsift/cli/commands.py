@@ -14,6 +14,7 @@ from fedsift.cli.failures import DONE, NOT_MET, StoppedError, UsageError
 from fedsift.cli.interrupts import stopping_in_order
 from fedsift.cli.options import METHOD, Request, takes_request
 from fedsift.cli.reproduce import reproduce
+from fedsift.cli.solve import solve
 
 if TYPE_CHECKING:
     from fedsift.sources import Source
@@ -54,6 +55,7 @@ def root(
 
 app.command()(reproduce)
 app.command()(takes_request(deploy))
+app.command()(solve)
 
 
 @app.command()

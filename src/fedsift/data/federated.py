@@ -34,7 +34,8 @@ class FederatedData:
     """Samples of C sites; the N rows of all sites lie one below the other, a site's rows together.
 
     Attributes:
-        x: float32 tensor [N, ...], finite; [N, d] for tables; 0 where a value is missing.
+        x: tensor [N, ...], finite; [N, d] for tables; 0 where a value is missing. float32, or
+            float64 where `fedsift.solve` needs every digit.
         y: tensor [N]: float32 values (regression) or int64 codes 0 .. K-1 of ``classes``.
         weight: float32 tensor [N] of sample weights, positive; ones when nothing else is known.
         offsets: C+1 row numbers; site c has the rows ``offsets[c]:offsets[c+1]``, at least one.

@@ -44,8 +44,10 @@ def _check_rows(data: FederatedData) -> None:
             f"offsets must rise from 0 to {count} with a row at least for each of"
             f" {counted(len(data.sites), 'site')}"
         )
-    if data.x.dtype != torch.float32 or not _finite(data):
-        raise DataError("x must be float32 and finite; remove or fill missing and infinite values")
+    if data.x.dtype not in {torch.float32, torch.float64} or not _finite(data):
+        raise DataError(
+            "x must be float32 (or float64) and finite; remove or fill missing and infinite values"
+        )
     if not bool((torch.isfinite(data.weight) & (data.weight > 0)).all()):
         raise DataError(
             "sample weights must be positive and finite; leave out rows that should not count"

@@ -75,7 +75,8 @@ def _lay_out_one(participants: Tensor, rank: Tensor) -> Grid:
 def block_rows(sizes: Tensor) -> Tensor:
     """Return how many rows, with padding, each site's block has: few sizes for many sites.
 
-    From the largest site on, sites share a size while the padding is within its bounds.
+    From the largest site on, sites share a size while the padding is within its bounds: a multiple
+    of 8, or 1, since a row of such sites may be a large matrix.
     """
     order = sizes.argsort(descending=True, stable=True)
     found: list[int] = []
@@ -83,7 +84,7 @@ def block_rows(sizes: Tensor) -> Tensor:
     for place, size in enumerate(sizes[order].tolist()):
         count = place + 1 - start
         if place == 0 or whole * count > PADDING * (real + size) + SPARE * count:
-            whole, start, real = -(-size // 8) * 8, place, 0
+            whole, start, real = -(-size // 8) * 8 if size > 1 else 1, place, 0
         real += size
         found.append(whole)
     blocks = torch.empty_like(sizes)

@@ -228,13 +228,15 @@ class Counter:
 
 @contextmanager
 def counted(loop: Loopback) -> Iterator[Counter]:
-    """Let the nodes reach the SuperLink through a relay."""
+    """Start the nodes such that they reach the SuperLink through a relay."""
     counter = Counter(loop.port)
     real, loop.port = loop.port, counter.port
     try:
+        for number in range(3):
+            loop.start_node(number)
+        loop.port = real
         yield counter
     finally:
-        loop.port = real
         counter.server.close()
 
 
@@ -244,16 +246,13 @@ def test_the_bytes_at_the_socket_are_those_of_the_history(tmp_path: Path) -> Non
 
     The pieces are found in what passed the socket; a value of a row is not.
     """
-    loop = loopback(tmp_path, rounds=2, sizes=(40, 40, 40), seeds=30)
+    loop = loopback(tmp_path, sizes=(40, 40, 40), seeds=30)
     try:
         loop.prepare()
         loop.start_link()
         with counted(loop) as counter:
-            for number in range(3):
-                loop.start_node(number)
-            time.sleep(1.0)
-        loop.run()
-        run = loop.follow(seconds=ENOUGH)
+            loop.run()
+            run = loop.follow(seconds=ENOUGH)
     finally:
         loop.processes.stop_all()
     up, down = len(counter.up), len(counter.down)

@@ -53,6 +53,16 @@ def test_the_digits_network_has_44426_parameters() -> None:
     assert by_channel.gates.size == 6 + 16 + 120 + 84 + 10
 
 
+def test_named_weights_have_no_gate() -> None:
+    model = models.from_module(models.digits_cnn(), gate="channel", ungated=["11.weight"])
+    assert model.gates.size == 6 + 16 + 120 + 84
+    assert "11.weight" not in model.gates.views
+    with pytest.raises(
+        ValueError, match=r"no parameter 'last' to leave without gates; choose from"
+    ):
+        models.from_module(models.digits_cnn(), ungated=["last"])
+
+
 def test_a_start_is_a_function_of_the_key_alone() -> None:
     torch.manual_seed(0)
     one = models.from_module(models.mlp((4, 8, 2)))

@@ -14,6 +14,7 @@ from fedsift.selection import (
     inclusion_probability,
     jaccard_stability,
     nogueira_stability,
+    paired_p_value,
     t_interval,
 )
 from fedsift.sparsity import top_mask
@@ -120,3 +121,22 @@ def test_the_interval_covers_as_often_as_it_says() -> None:
     draws = normal(1000, 5)
     held = sum(i.low <= 0 <= i.high for i in map(t_interval, draws))
     assert 920 <= held <= 980
+
+
+@given(
+    st.lists(st.floats(-1, 1, width=32), min_size=3, max_size=12).filter(lambda v: max(v) > min(v)),
+    st.sampled_from([0.0, 15 / 57]),
+)
+def test_a_small_p_value_is_an_interval_without_zero(values, overlap) -> None:
+    interval = t_interval(values, overlap)
+    outside = interval.low > 0 or interval.high < 0
+    assert (paired_p_value(values, overlap) < 0.05) == outside
+    if overlap == 0.0:
+        expected = stats.ttest_1samp(torch.tensor(values).double().numpy(), 0.0).pvalue
+        assert paired_p_value(values) == pytest.approx(expected, rel=1e-6, abs=1e-12)
+
+
+def test_p_values_of_differences_that_are_all_the_same() -> None:
+    assert paired_p_value([0.0, 0.0, 0.0]) == 1.0
+    assert paired_p_value([0.5, 0.5]) == 0.0
+    assert math.isnan(paired_p_value([0.5]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -107,18 +107,22 @@ class KeyedDropout(nn.Module):
         return x * keep / (1.0 - self.p)
 
 
-def from_module(module: nn.Module, *, gate: GateUnit = "scalar") -> Model:
+def from_module(
+    module: nn.Module, *, gate: GateUnit = "scalar", ungated: Collection[str] = ()
+) -> Model:
     """Return a model around any torch module.
 
     Weights (two axes or more) are gated: one gate a scalar, or with ``gate="channel"`` one a row of
-    the first axis (an output channel or neuron). Biases have none. Starting values are drawn from
-    the key, uniform in ±√(6/fan-in) (He et al., 2015, for ReLU); biases start at zero, other
-    parameters of one axis as given. Parameters with ``requires_grad=False`` stay as they are.
+    the first axis (an output channel or neuron). Biases have none, nor have weights named in
+    ``ungated`` (the output layer of a classifier with channel gates: its rows are the classes).
+    Starting values are drawn from the key, uniform in ±√(6/fan-in) (He et al., 2015, for ReLU);
+    biases start at zero, other parameters of one axis as given. Parameters with
+    ``requires_grad=False`` stay as they are.
 
     Raises:
-        ValueError: there is nothing to train, a layer holds running statistics (BatchNorm), which
-            sites cannot share, or draws random numbers of its own (any dropout but
-            `torch.nn.Dropout`), which no rerun repeats.
+        ValueError: there is nothing to train, no parameter of a name in ``ungated``, a layer holds
+            running statistics (BatchNorm), which sites cannot share, or draws random numbers of its
+            own (any dropout but `torch.nn.Dropout`), which no rerun repeats.
     """
     for name, child in module.named_modules():
         if getattr(child, "track_running_stats", False):
@@ -167,14 +171,18 @@ def from_module(module: nn.Module, *, gate: GateUnit = "scalar") -> Model:
         output: Tensor = torch.func.functional_call(module, state, (x,))
         return output
 
-    return Model(init, apply, _module_gates(start, gate), draws=bool(key_buffers))
+    return Model(init, apply, _module_gates(start, gate, ungated), draws=bool(key_buffers))
 
 
-def _module_gates(start: Tree, gate: GateUnit) -> GateMap:
+def _module_gates(start: Tree, gate: GateUnit, ungated: Collection[str]) -> GateMap:
+    for name in ungated:
+        if name not in start:
+            msg = f"no parameter {name!r} to leave without gates; choose from {', '.join(start)}"
+            raise ValueError(msg)
     views: dict[str, GateView] = {}
     position = 0
     for leaf, value in start.items():
-        if value.ndim < 2:
+        if value.ndim < 2 or leaf in ungated:
             continue
         shape = tuple(value.shape)
         if gate == "channel":
@@ -207,14 +215,14 @@ def mlp(sizes: tuple[int, ...]) -> nn.Module:
     return nn.Sequential(*layers)
 
 
-def digits_cnn() -> nn.Module:
+def digits_cnn() -> nn.Sequential:
     """Return the 44,426-parameter network for 1 x 28 x 28 digits (LeCun et al., 1998, in size).
 
     5x5 convolutions of 6 and 16 channels with 2x2 max pooling, then dense layers 120, 84, 10.
     """
     return nn.Sequential(
-        nn.Conv2d(1, 6, 5), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(1, 6, 5), nn.MaxPool2d(2), nn.ReLU(),
+        nn.Conv2d(6, 16, 5), nn.MaxPool2d(2), nn.ReLU(),
         nn.Flatten(), nn.Linear(256, 120), nn.ReLU(),
         nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10),
     )  # fmt: skip

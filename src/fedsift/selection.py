@@ -43,6 +43,22 @@ def t_interval(values: Tensor | list[float], overlap: float = 0.0) -> Interval:
     return Interval(centre, centre - half, centre + half, count)
 
 
+def paired_p_value(differences: Tensor | list[float], overlap: float = 0.0) -> float:
+    """Return the two-sided p-value of the t-test that the mean of paired differences is 0.
+
+    ``overlap`` as in `t_interval`, of whose interval this is the inverse: p < .05 where 0 is
+    outside. 1 where all differences are 0; NaN for one.
+    """
+    numbers = torch.as_tensor(differences, dtype=torch.float64)
+    count, centre = len(numbers), float(numbers.mean())
+    if count < 2:
+        return math.nan
+    error = math.sqrt(float(numbers.var()) * (1.0 / count + overlap))
+    if error == 0.0:
+        return 1.0 if centre == 0.0 else 0.0
+    return float(2.0 * stats.t.sf(abs(centre) / error, count - 1))
+
+
 def inclusion_probability(masks: Tensor) -> Tensor:
     """Return how often each gate was chosen, [G], from 0/1 masks [S, G]."""
     return masks.double().mean(0)

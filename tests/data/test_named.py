@@ -157,7 +157,7 @@ def test_impossible_synthetic_data_are_refused(wrong):
 
 
 def test_the_registry_makes_what_it_says():
-    assert set(NAMED) == {"golub", "golub72", "synthetic"}
+    assert set(NAMED) == {"digits", "golub", "golub72", "synthetic"}
     golub = NAMED["golub"]()
     assert isinstance(golub, FederatedData)
     assert Standardiser.fit(golub, "array").apply(golub).n_samples == 38

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,6 +22,14 @@ from fedsift.problems import Problem
 from fedsift.sites import SiteData
 from fedsift.sparsity import Schedule, kept_count, scheduled_density
 from fedsift.trees import Tree
+
+# What `EFLoPS.deep` sets.
+DEEP: dict[str, Any] = {
+    "gate_rate": 0.42,
+    "multiplier_pace": 19_000.0,
+    "start_density": 0.7,
+    "schedule": "cubic",
+}
 
 _GATE = HardConcrete()  # frozen: every algorithm may share it
 
@@ -100,6 +108,15 @@ class EFLoPS(LocalTraining):
             curvature=0.0 * one,
             step_scale=one,
         )
+
+    @classmethod
+    def deep(cls, density: float, **more: Any) -> EFLoPS:
+        """Return E-FLoPS with the defaults for networks of several layers.
+
+        A gate's loss is tiny there, so its steps are large and the multiplier is small; gates start
+        open, and a cubic schedule closes them after the weights have been learned.
+        """
+        return cls(density=density, **{**DEEP, **more})
 
     @property
     def prior(self) -> float:

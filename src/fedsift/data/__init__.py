@@ -1,6 +1,7 @@
 """Data: site files, the tensors they become, splits, standardisation, partitions and named sets."""
 
 from fedsift.data.coding import Label, code_target, encode
+from fedsift.data.digits import digits5000, digits_test
 from fedsift.data.errors import DataError, DataWarning
 from fedsift.data.federated import FederatedData, Outcome
 from fedsift.data.golub import KNOWN_GENES, golub38, golub72, golub_raw, golub_recipe
@@ -29,6 +30,8 @@ __all__ = [
     "SyntheticRegression",
     "affine_shift",
     "code_target",
+    "digits5000",
+    "digits_test",
     "dirichlet_counts",
     "dirichlet_labels",
     "encode",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from fedsift.data.digits import digits5000
 from fedsift.data.golub import golub38, golub72
 from fedsift.data.synthetic import SyntheticRegression, synthetic_regression
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["NAMED"]
 
 NAMED: Mapping[str, Callable[..., FederatedData | SyntheticRegression]] = {
+    "digits": digits5000,
     "golub": golub38,
     "golub72": golub72,
     "synthetic": synthetic_regression,

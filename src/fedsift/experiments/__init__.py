@@ -11,7 +11,7 @@ from fedsift.data.errors import nearest
 from fedsift.experiments.base import Experiment
 
 # name → module; the class is the module's `EXPERIMENT`. Imported when it is asked for.
-MODULES: dict[str, str] = {"vi": "vi"}
+MODULES: dict[str, str] = {"golub": "golub", "mnist": "mnist", "vi": "vi"}
 
 
 def find_experiment(name: str) -> Experiment:

@@ -59,3 +59,8 @@ def shown(value: Any) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def paragraph(text: str) -> str:
+    """Return text as one line, however it was broken in the source."""
+    return " ".join(text.split())

@@ -58,6 +58,15 @@ def test_it_goes_on_where_it_stopped(tmp_path):
     assert len(CALLS) == 5
 
 
+def test_a_cell_with_other_arguments_is_worked_at_again(tmp_path):
+    run_experiment(Squares(), tmp_path / "e", quick=True)
+    file = tmp_path / "e" / "cells.jsonl"
+    file.write_text(file.read_text().replace('{"number": 2}', '{"number": 5}'))
+    results = run_experiment(Squares(), tmp_path / "e", quick=True)
+    assert CALLS == [1, 2, 2]
+    assert [row["value"] for row in results["rows"]] == [1, 4]
+
+
 def test_processes_work_side_by_side(tmp_path):
     results = run_experiment(Squares(), tmp_path / "e", jobs=2)
     assert sorted(row["value"] for row in results["rows"]) == [1, 4, 9, 16]

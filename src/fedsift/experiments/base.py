@@ -128,8 +128,8 @@ def run_experiment(
         if overwrite:
             clear(folder)
         _write_json(folder / FACTS, facts | {"status": "running"})
-        done = read_cells(folder)
-        found = {cell.name: done[cell.name] for cell in cells if cell.name in done}
+        done = _records(folder)
+        found = {c.name: done[c.name]["result"] for c in cells if _is_done(c, done)}
         found.update(_worked(cells, found, folder, jobs, progress))
         outcome = experiment.outcome(found, quick=quick)
         _write(folder, outcome)
@@ -182,6 +182,17 @@ def clear(folder: Path) -> None:
 
 def read_cells(folder: Path) -> dict[str, dict[str, Any]]:
     """Return the results of the cells that are done; a line cut off by a crash does not count."""
+    return {name: dict(record["result"]) for name, record in _records(folder).items()}
+
+
+def _is_done(cell: Cell, done: Mapping[str, dict[str, Any]]) -> bool:
+    """Return whether a cell was worked at with these arguments, in the form that they are kept."""
+    asked = json.loads(json.dumps(without_nan(dict(cell.arguments))))
+    return cell.name in done and bool(done[cell.name]["arguments"] == asked)
+
+
+def _records(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return what is kept of each cell that is done, its arguments and its result."""
     file = folder / CELLS
     if not file.exists():
         return {}
@@ -189,7 +200,7 @@ def read_cells(folder: Path) -> dict[str, dict[str, Any]]:
     for line in file.read_text().splitlines():
         try:
             record = json.loads(line)
-            found[str(record["cell"])] = dict(record["result"])
+            found[str(record["cell"])] = {k: dict(record[k]) for k in ("arguments", "result")}
         except (ValueError, TypeError, KeyError):
             continue
     return found

@@ -123,6 +123,7 @@ def test_the_interval_covers_as_often_as_it_says() -> None:
     assert 920 <= held <= 980
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.floats(-1, 1, width=32), min_size=3, max_size=12).filter(lambda v: max(v) > min(v)),
     st.sampled_from([0.0, 15 / 57]),

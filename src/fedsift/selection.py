@@ -49,6 +49,8 @@ def paired_p_value(differences: Tensor | list[float], overlap: float = 0.0) -> f
     ``overlap`` as in `t_interval`, of whose interval this is the inverse: p < .05 where 0 is
     outside. 1 where all differences are 0; NaN for one.
     """
+    from scipy.special import stdtr  # takes a moment to import
+
     numbers = torch.as_tensor(differences, dtype=torch.float64)
     count, centre = len(numbers), float(numbers.mean())
     if count < 2:
@@ -56,7 +58,7 @@ def paired_p_value(differences: Tensor | list[float], overlap: float = 0.0) -> f
     error = math.sqrt(float(numbers.var()) * (1.0 / count + overlap))
     if error == 0.0:
         return 1.0 if centre == 0.0 else 0.0
-    return float(2.0 * stats.t.sf(abs(centre) / error, count - 1))
+    return float(2.0 * stdtr(count - 1, -abs(centre) / error))
 
 
 def inclusion_probability(masks: Tensor) -> Tensor:

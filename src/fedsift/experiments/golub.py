@@ -16,8 +16,8 @@ from fedsift.reporting.charts import Chart, Series
 from fedsift.selection import paired_p_value, t_interval
 
 FULL = {"splits": 30, "seeds": 4, "rounds": 150, "tuning_rounds": 60}
-QUICK = {"splits": 3, "seeds": 3, "rounds": 60, "tuning_rounds": 30}
-RUNS, QUICK_RUNS = 30, 4  # run seeds of the paper's own comparison, on one split
+QUICK = {"splits": 3, "seeds": 2, "rounds": 40, "tuning_rounds": 20}
+RUNS, QUICK_RUNS = 30, 3  # run seeds of the paper's own comparison, on one split
 PAPERS = ("E-FLoPS", "FLoPS (T=0)", "FedIter-HT", "Fed-HT", "FedAvg + top-m")
 FEW = ("E-FLoPS", "FedIter-HT, scheduled", "pooled L1, largest")  # with a gate a weight
 SCALINGS = {"array": "per array", "feature": "per gene"}

@@ -95,7 +95,8 @@ def test_the_page_says_whether_the_targets_were_met():
     assert FULL["splits"] == 30
 
 
-@pytest.mark.slow
+@pytest.mark.acceptance
+@pytest.mark.acceptance_long
 def test_the_small_form_from_the_command_line(tmp_path, capsys):
     options = ["reproduce", "golub", "--quick", "--json", "--out", str(tmp_path / "golub")]
     assert main(options) == 0

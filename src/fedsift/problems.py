@@ -66,6 +66,9 @@ class Problem:
             the units of the loss.
         outcome: the kind of target it is for, None for problems without one.
         batched: False for models that must be evaluated one at a time, not by `torch.func.vmap`.
+        objectives: name → the scalar f(params, batch) whose gradient the operator of that name is,
+            where there is one.
+        row_loss: (params, batch) → the loss of each row [n], where rows have one.
         apart: the same problem for fused lanes that share no rows, where its model has one.
         recipe: how to make it again on another machine, as JSON values; None where nobody knows.
     """
@@ -82,6 +85,8 @@ class Problem:
     null_loss: float = 1.0
     outcome: str | None = None
     batched: bool = True
+    objectives: Mapping[str, Callable[[Tree, Batch], Tensor]] = field(default_factory=dict)
+    row_loss: Callable[[Tree, Batch], Tensor] | None = None
     apart: Problem | None = None
     recipe: Mapping[str, Any] | None = None
 

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-DIVERGED = 100.0  # a loss this many times the first one counts as diverged
 MAX_RETRIES = 6
 
 
@@ -57,8 +56,9 @@ def recover(run: Training, loss: Tensor, retained: Retained, participants: Tenso
     ``participants`` [S, C] are those of the last round. Return which seeds are healthy, [S].
     """
     first = run.first_loss if run.first_loss is not None else torch.full_like(loss, torch.inf)
+    most = run.job.algorithm.diverged * first.clamp(min=1e-3)
     finite = vmap(trees.all_finite)(run.carried.server)
-    healthy = finite & torch.isfinite(loss) & (loss <= DIVERGED * first.clamp(min=1e-3))
+    healthy = finite & torch.isfinite(loss) & (loss <= most)
     if healthy.all():
         return healthy
     sick = (~healthy).nonzero().squeeze(1)

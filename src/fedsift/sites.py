@@ -18,6 +18,7 @@ class SiteData(NamedTuple):
         x: [n, ...]; y: [n]; weight: [n].
         share: the site's weight in averages, its sample weight or 1.
         key: draws the batches; equal for all run seeds, so that seeds can share the products.
+        role: [n] what each row is for (`FederatedData.role`), None where nothing is forgotten.
     """
 
     x: Tensor
@@ -25,6 +26,14 @@ class SiteData(NamedTuple):
     weight: Tensor
     share: Tensor
     key: Tensor
+    role: Tensor | None = None
+
+    def part(self, role: int, key: Tensor) -> tuple[Batch, Tensor]:
+        """Return the rows of a role, the others with weight 0, and the site's weight for them."""
+        assert self.role is not None  # noqa: S101  algorithms that forget are given roles
+        weight = self.weight * (self.role == role)
+        share = self.share * weight.sum() / self.weight.sum().clamp(min=1e-30)
+        return Batch(self.x, self.y, weight, key), share
 
     def batch(self, step: int, size: int | None, key: Tensor) -> Batch:
         """Return ``size`` rows drawn without replacement, or all rows (None, or a smaller site).

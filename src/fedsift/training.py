@@ -308,7 +308,7 @@ class _Loop:
     def proceed(self, engine: Engine) -> None:
         """Run to the end; an interrupt keeps the last healthy state, to go on from."""
         try:
-            while self.run.round < self.rounds and not self._stale():
+            while self.run.round < self.rounds and not self._stale() and not self._finished():
                 self._round(engine)
                 if self.watch is not None and self.watch(self.run):
                     break
@@ -335,6 +335,11 @@ class _Loop:
     def _stale(self) -> bool:
         best, stop = self.run.best, self.early_stop
         return best is not None and stop is not None and int(best.stale) >= stop.patience
+
+    def _finished(self) -> bool:
+        """Return whether the algorithm has ended every seed's run."""
+        run = self.run
+        return bool(vmap(run.job.algorithm.finished)(run.carried.server).all())
 
     def _compare(self) -> None:
         """Keep the state of every seed whose validation loss is the lowest so far."""

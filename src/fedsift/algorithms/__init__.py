@@ -10,12 +10,14 @@ from fedsift.algorithms.extragradient import FederatedExtragradient, FedGDAGT, F
 from fedsift.algorithms.fedavg import FedAvg, FedHT, FedIterHT, Tuning
 from fedsift.algorithms.fedprox import FedProx
 from fedsift.algorithms.fields import GaussianNoise
+from fedsift.algorithms.fumegs import FUMEGS
 from fedsift.algorithms.lippax import Lippax
 from fedsift.algorithms.lippax_literal import LippaxLiteral
 from fedsift.algorithms.scaffold import Scaffold
 
 __all__ = [
     "FPPM",
+    "FUMEGS",
     "Algorithm",
     "EFLoPS",
     "EFLoPSPaper",

@@ -48,6 +48,7 @@ class Algorithm(ABC):
 
     exchanges: ClassVar[tuple[str, ...]] = ("round",)
     tracks_uploads: ClassVar[bool] = False
+    diverged: ClassVar[float] = 100.0
 
     rounds: int = 300
 
@@ -95,6 +96,10 @@ class Algorithm(ABC):
     @abstractmethod
     def solution(self, problem: Problem, server: Any) -> Tree:
         """Return the parameters: deterministic, and exactly sparse where the method says so."""
+
+    def finished(self, server: Any) -> Tensor:
+        """Return whether a run may end before its last round, a boolean scalar."""
+        return torch.zeros((), dtype=torch.bool)
 
     def back_off(self, server: Any) -> Any:
         """Return the state with a smaller step, for a run that diverged; None if there is none."""

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
     from torch import Tensor
 
-__all__ = ["FederatedData", "Outcome"]
+__all__ = ["FORGET", "HELD_OUT", "RETAIN", "FederatedData", "Outcome"]
+
+RETAIN, FORGET, HELD_OUT = 0, 1, 2
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -50,6 +52,8 @@ class FederatedData:
         notes: what a reader should know, such as columns left out.
         missing: bool tensor [N, d], True where a table lacks a value, which `Standardiser` fills
             with the mean of its training rows; None where no value may be missing.
+        role: int8 tensor [N]: what a row is for when something is to be forgotten, `RETAIN`,
+            `FORGET` or `HELD_OUT` (only looked at, to compare); None where nothing is.
         checked: an ``x`` whose numbers are known to be finite, so that they are not read again.
 
     Raises:
@@ -70,6 +74,7 @@ class FederatedData:
     descriptions: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     missing: Tensor | None = None
+    role: Tensor | None = None
     checked: Tensor | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -283,7 +288,7 @@ class FederatedData:
         head = [self.target, self.outcome, self.classes, self.features, list(self.x.shape[1:])]
         digest = hashlib.sha256(json.dumps(head).encode())
         tensors = [self.x, self.y, self.weight]
-        tensors += [] if self.missing is None else [self.missing]
+        tensors += [part for part in (self.missing, self.role) if part is not None]
         for site in sorted(range(self.n_sites), key=self.sites.__getitem__):
             rows = slice(self.offsets[site], self.offsets[site + 1])
             digest.update(json.dumps([self.sites[site], list(self.rows[rows])]).encode())
@@ -301,6 +306,7 @@ class FederatedData:
             y=self.y[rows],
             weight=self.weight[rows],
             missing=None if self.missing is None else self.missing[rows],
+            role=None if self.role is None else self.role[rows],
             rows=tuple(self.rows[row] for row in rows.tolist()),
             sites=tuple(name for name, size in zip(sites, sizes, strict=True) if size),
             offsets=(0, *np.cumsum([size for size in sizes if size]).tolist()),

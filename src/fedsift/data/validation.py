@@ -26,6 +26,7 @@ def check(data: FederatedData) -> None:
     """
     _check_rows(data)
     _check_missing(data)
+    _check_role(data)
     _check_names(data)
     _check_target(data)
 
@@ -52,6 +53,19 @@ def _check_rows(data: FederatedData) -> None:
         raise DataError(
             "sample weights must be positive and finite; leave out rows that should not count"
         )
+
+
+def _check_role(data: FederatedData) -> None:
+    role = data.role
+    if role is None:
+        return
+    if role.shape != data.weight.shape or role.dtype != torch.int8:
+        raise DataError(
+            f"role is {role.dtype} of shape {list(role.shape)}; give an int8 number for each of"
+            f" {counted(len(data.x), 'row')}"
+        )
+    if int(role.min()) < 0 or int(role.max()) > 2:
+        raise DataError("role must be 0 (retain), 1 (forget) or 2 (held out) in every row")
 
 
 def _finite(data: FederatedData) -> bool:

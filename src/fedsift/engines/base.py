@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
@@ -43,7 +43,8 @@ class Job:
     ``run_keys`` [S], ``data_key``, ``site_keys`` [C]; ``shares`` [C] the weights of sites in
     averages; ``offsets`` and ``sizes`` [C] of their rows, ``rank`` [C] their places in the order of
     size, ``block_rows`` [C] their rows with padding; ``eligible`` [S, C], what ``allowed`` means;
-    ``population`` [S], the weight of all eligible sites.
+    ``populations``, the weight of all eligible sites, [S]: of all their rows (``all``), and of the
+    groups ``forget``, ``retain`` and ``held_out`` where rows have a role.
 
     Raises:
         ValueError: seeds have different numbers of eligible sites, or an aggregator cannot work
@@ -71,7 +72,7 @@ class Job:
     block_rows: Tensor = field(init=False)
     rank: Tensor = field(init=False)
     eligible: Tensor = field(init=False)
-    population: Tensor = field(init=False)
+    populations: dict[str, Tensor] = field(init=False)
 
     def __post_init__(self) -> None:
         keys = torch.stack([random.key("run", seed) for seed in self.seeds])
@@ -105,7 +106,10 @@ class Job:
             "block_rows": block_rows(sizes),
             "rank": sizes.argsort(stable=True).argsort(),
             "eligible": eligible,
-            "population": (eligible * shares).sum(1),
+            "populations": {
+                group: (eligible * weight).sum(1)
+                for group, weight in _group_weights(self.data, shares, rows).items()
+            },
         }
         for name, value in derived.items():
             object.__setattr__(self, name, value)
@@ -155,9 +159,37 @@ class Job:
         draw = random.fold(random.key("evaluation", self.data_seed), self.site_keys)
         return sorted(torch.topk(draw, count, largest=False).indices.tolist())
 
+    @property
+    def tables(self) -> tuple[Tensor, ...]:
+        """What there is of every row: x, y, weight and, where something is forgotten, role."""
+        tables = (self.data.x, self.data.y, self.data.weight)
+        return tables if self.data.role is None else (*tables, self.data.role)
+
     def rows_of(self, site: int) -> slice:
         """Return where a site's rows are."""
         return slice(self.data.offsets[site], self.data.offsets[site + 1])
+
+
+def _group_weights(data: FederatedData, shares: Tensor, rows: Tensor) -> dict[str, Tensor]:
+    """Return the weights of the sites [C] in each group of uploads that has its own."""
+    weights = {"all": shares}
+    if data.role is not None:
+        for role, group in enumerate(("retain", "forget", "held_out")):
+            own = data.weight * (data.role == role)
+            counted = torch.segment_reduce(own, "sum", lengths=torch.tensor(data.sizes))
+            weights[group] = shares * counted / rows
+    return weights
+
+
+def population_of(populations: dict[str, Tensor], group: str) -> Tensor:
+    """Return the weight of all sites in a group of uploads."""
+    return populations.get(group, populations["all"])
+
+
+def site_data(tables: Sequence[Tensor], share: Tensor, key: Tensor) -> SiteData:
+    """Return the rows of a site from its part of `Job.tables`."""
+    x, y, weight, *role = tables
+    return SiteData(x, y, weight, share, key, *role)
 
 
 def exchange_key(key: Tensor, exchange: str, number: int | Tensor, site: Tensor) -> Tensor:
@@ -208,7 +240,8 @@ def send(job: Job, exchange: str, upload: Upload, residual: Any) -> tuple[Upload
         name = f"{exchange}/{group}"
         sent_tree, kept[name] = job.channel.send(job.problem, residual[name], tree)
         sent[group] = (sent_tree, weight)
-        size = size + messages.size(sent_tree)
+        # A site that has no row of a group sends nothing for it.
+        size = size + torch.where(weight > 0, messages.size(sent_tree), 0)
     return sent, kept, size
 
 
@@ -256,8 +289,7 @@ def state_template(job: Job, shared: Tree) -> Any:
     """Return (client state, channel state) of a site that was never asked, for one seed."""
     client = job.algorithm.client_init(job.problem, shared)
     rows, key = job.rows_of(0), job.run_keys[0]
-    tables = (job.data.x[rows], job.data.y[rows], job.data.weight[rows])
-    data = SiteData(*tables, job.shares[0], key)
+    data = site_data([table[rows] for table in job.tables], job.shares[0], key)
     residuals = {}
     for exchange in dict.fromkeys(job.algorithm.exchanges_at(0) + job.algorithm.exchanges_at(1)):
         upload, _, _ = job.algorithm.client_round(job.problem, shared, client, data, key, exchange)

@@ -11,9 +11,18 @@ from torch import Tensor
 from fedsift import channels, messages, trees
 from fedsift.algorithms.base import Info, Total, Upload
 from fedsift.channels import Broadcast
-from fedsift.engines.base import Carried, Engine, Job, Report, exchange_key, region_message, send
+from fedsift.engines.base import (
+    Carried,
+    Engine,
+    Job,
+    Report,
+    exchange_key,
+    population_of,
+    region_message,
+    send,
+    site_data,
+)
 from fedsift.engines.envelopes import Envelope, Inbox, schema_of
-from fedsift.sites import SiteData
 from fedsift.trees import Tree
 
 log = logging.getLogger(__name__)
@@ -121,13 +130,8 @@ class Loop(Engine):
         stored = carried.store.load(row, seed, carried.ledger[s, c].reshape(1))
         client, residual = trees.unstack(stored, 0)
         rows = job.rows_of(c)
-        data = SiteData(
-            job.data.x[rows],
-            job.data.y[rows],
-            job.data.weight[rows],
-            job.shares[c],
-            exchange_key(job.data_key, exchange, round_number, job.site_keys[c]),
-        )
+        data_key = exchange_key(job.data_key, exchange, round_number, job.site_keys[c])
+        data = site_data([table[rows] for table in job.tables], job.shares[c], data_key)
         key = exchange_key(job.run_keys[s], exchange, round_number, job.site_keys[c])
         try:
             upload, client, info = job.algorithm.client_round(
@@ -143,6 +147,9 @@ class Loop(Engine):
             sent = trees.unstack(job.tampering(carried.tick, seed, site, several), 0)
         received, whole, size = {}, True, 0
         for group, (tree, weight) in sent.items():
+            if weight <= 0:
+                received[group] = (tree, weight)
+                continue
             message = messages.encode(tree)
             size += len(message)
             try:
@@ -179,7 +186,8 @@ class Loop(Engine):
                 clean, weight, size = _sum_up(job, clean, weight, regions)
                 between += size
             mean = job.aggregator(trees.stack(clean), weight)
-            totals[group] = Total(mean, weight.sum(), job.population[s])
+            population = population_of(job.populations, group)[s]
+            totals[group] = Total(mean, weight.sum(), population)
         after, info = job.algorithm.server_round(job.problem, server, totals, exchange)
         return (after if any(counted) else server), info, between
 

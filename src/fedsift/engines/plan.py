@@ -11,10 +11,9 @@ from torch import Tensor
 from torch.func import vmap
 
 from fedsift import trees
-from fedsift.engines.base import Carried, Job, begin
+from fedsift.engines.base import Carried, Job, begin, site_data
 from fedsift.engines.vectorized import SITE_BY_SITE, Vectorized
 from fedsift.problems import Batch
-from fedsift.sites import SiteData
 
 LARGE = 1 << 20  # numbers of all lanes from which parts may be faster
 WORTH = 30  # rounds from which it is worth measuring
@@ -43,21 +42,21 @@ def cannot_batch(job: Job, carried: Carried) -> str | None:
     replica = trees.unstack(carried.broadcast.replica, 0)
     twice = trees.stack([replica, replica])
     rows = slice(job.data.offsets[0], job.data.offsets[1])
-    tables = (job.data.x[rows], job.data.y[rows], job.data.weight[rows])
-    data = (*tables, job.shares[0], job.run_keys[0])
+    tables = [table[rows] for table in job.tables]
+    data = site_data(tables, job.shares[0], job.run_keys[0])
     client = job.algorithm.client_init(job.problem, replica)
 
     def lane(shared: Any) -> Any:
         exchange = job.algorithm.exchanges_at(1)[-1]
         return job.algorithm.client_round(
-            job.problem, shared, client, SiteData(*data), job.run_keys[0], exchange
+            job.problem, shared, client, data, job.run_keys[0], exchange
         )[0]
 
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="There is a performance drop")
         try:
             vmap(lane)(twice)
-            batch = Batch(*tables, job.run_keys[0])
+            batch = Batch(data.x, data.y, data.weight, job.run_keys[0])
             params = job.algorithm.solution(job.problem, trees.unstack(carried.server, 0))
             vmap(lambda p: job.problem.evaluate(p, batch))(trees.stack([params, params]))
         except (RuntimeError, UserWarning) as error:

@@ -19,9 +19,8 @@ from torch.func import vmap
 from fedsift import channels, messages, trees
 from fedsift.aggregation import mean_by_region
 from fedsift.algorithms.base import Total
-from fedsift.engines.base import Job, exchange_key, region_message, send
+from fedsift.engines.base import Job, exchange_key, population_of, region_message, send, site_data
 from fedsift.problems import Problem
-from fedsift.sites import SiteData
 
 log = logging.getLogger(__name__)
 
@@ -45,18 +44,16 @@ def publishing(job: Job, exchange: str) -> Program:
 def working(job: Job, exchange: str, *, full: bool) -> Program:
     """Return the sites' work on a grid of lanes, [U, Q]: (shared, state, data, keys, number) → ...
 
-    ``full``: ``shared`` is [S, ...], the same for every site; else it is [U, Q, ...]. ``data``: x,
-    y, weight, share of the sites, [U, ...]; ``keys``: of the runs [U, Q], the data [] and the sites
-    [U]; ``number``: of the round. The result is (sent, state after, info, bytes, finite?), leaves
-    [U·Q, ...].
+    ``full``: ``shared`` is [S, ...], the same for every site; else it is [U, Q, ...]. ``data``:
+    `Job.tables` and share of the sites, [U, ...]; ``keys``: of the runs [U, Q], the data [] and the
+    sites [U]; ``number``: of the round. The result is (sent, state after, info, bytes, finite?),
+    leaves [U·Q, ...].
     """
 
-    def lane(
-        shared: Any, state: Any, rows: tuple[Tensor, ...], key: Tensor, problem: Problem
-    ) -> Any:
+    def lane(shared: Any, state: Any, rows: tuple[Any, ...], key: Tensor, problem: Problem) -> Any:
         client, residual = state
         upload, client, info = job.algorithm.client_round(
-            problem, shared, client, SiteData(*rows), key, exchange
+            problem, shared, client, site_data(*rows), key, exchange
         )
         sent, residual, size = send(job, exchange, upload, residual)
         finite = trees.all_finite({group: tree for group, (tree, _) in sent.items()})
@@ -65,7 +62,7 @@ def working(job: Job, exchange: str, *, full: bool) -> Program:
     def work(
         shared: Any,
         state: Any,
-        data: tuple[Tensor, ...],
+        data: tuple[Any, ...],
         keys: tuple[Tensor, Tensor, Tensor],
         number: Tensor,
     ) -> Any:
@@ -113,7 +110,7 @@ def serving(job: Job, exchange: str) -> Program:
         lane: Tensor,
         taken: Tensor,
         seen: Tensor,
-        population: Tensor,
+        populations: dict[str, Tensor],
         region: Tensor | None,
     ) -> tuple[Any, dict[str, Tensor], tuple[Tensor, Tensor, Tensor]]:
         totals, from_sites = {}, size[lane].sum(1)
@@ -127,7 +124,7 @@ def serving(job: Job, exchange: str) -> Program:
                 passed_on = vmap(vmap(messages.size))(region_message(parts, weights))
                 from_regions = from_regions + torch.where(weights > 0, passed_on, 0).sum(1)
             mean = vmap(job.aggregator)(parts, weights)
-            totals[group] = Total(mean, counted.sum(1), population)
+            totals[group] = Total(mean, counted.sum(1), population_of(populations, group))
         after, server_info = vmap(
             lambda s, t: job.algorithm.server_round(job.problem, s, t, exchange)
         )(server, totals)

@@ -49,9 +49,7 @@ class Vectorized(Engine):
     memory: float = 1e9
     chunk: int | None = None
     _kept: tuple[Tensor, Grid] | None = field(default=None, repr=False)
-    _blocks: dict[tuple[int, ...], tuple[Tensor, Tensor, Tensor]] = field(
-        default_factory=dict, repr=False
-    )
+    _blocks: dict[tuple[int, ...], tuple[Tensor, ...]] = field(default_factory=dict, repr=False)
 
     def exchange(
         self, job: Job, carried: Carried, round_number: int, exchange: str, participants: Tensor
@@ -81,7 +79,7 @@ class Vectorized(Engine):
             before = before[:, :1]
         server, info, (from_sites, from_regions, to_sites) = run(
             serving, job, exchange, server, broadcast, sent, info, size, grid.lane, taken, before,
-            job.population, region,
+            job.populations, region,
         )  # fmt: skip
         ledger, seen = carried.ledger.clone(), carried.seen.clone()
         ledger[seed[taken], grid.site[taken]] = tick
@@ -124,7 +122,7 @@ class Vectorized(Engine):
                 carried.store.load(*lanes, last),
             )
             keys = (job.run_keys[seeds], job.data_key, job.site_keys[sites])
-            data = (*self._block(job, sites, rows, keep=grid.full), job.shares[sites])
+            data = (self._block(job, sites, rows, keep=grid.full), job.shares[sites])
             shared = replica if grid.full else trees.map_tensors(lambda t, i=seeds: t[i], replica)
             sent, after, *rest = self.programs.run(
                 working, job, exchange, shared, state, data, keys, number, full=grid.full
@@ -168,19 +166,18 @@ class Vectorized(Engine):
                 chunks.append(Chunk(first + places.clamp(max=count - 1), count, blocks[first]))
         return chunks
 
-    def _block(
-        self, job: Job, sites: Tensor, rows: int, *, keep: bool
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return x, y, weight of sites [U, n, ...], padded with rows of weight 0."""
+    def _block(self, job: Job, sites: Tensor, rows: int, *, keep: bool) -> tuple[Tensor, ...]:
+        """Return `Job.tables` of sites [U, n, ...], padded with rows of weight 0."""
         name = tuple(sites.tolist())
         if name in self._blocks:
             return self._blocks[name]
         start, columns = job.offsets[sites].unsqueeze(1), torch.arange(rows)
         real = columns < job.sizes[sites].unsqueeze(1)
         index = torch.where(real, start + columns, start)
-        block = (job.data.x[index], job.data.y[index], job.data.weight[index] * real)
+        x, y, weight, *role = (table[index] for table in job.tables)
+        block = (x, y, weight * real, *role)
         if keep or len(sites) == 1:
-            if sum(x.nbytes for x, *_ in self._blocks.values()) > self.memory:
+            if sum(held.nbytes for held, *_ in self._blocks.values()) > self.memory:
                 self._blocks.clear()
             self._blocks[name] = block
         return block

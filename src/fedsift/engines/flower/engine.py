@@ -92,7 +92,7 @@ class FlowerEngine(Engine):
         seen_before = carried.seen.gather(1, site)
         server, info, (from_sites, from_regions, _) = serving(job, post.exchange)(
             carried.server, post.broadcast, sent, {}, size, lane, taken, seen_before,
-            job.population, region,
+            job.populations, region,
         )  # fmt: skip
         ledger, seen = carried.ledger.clone(), carried.seen.clone()
         rows = torch.arange(len(asks)).unsqueeze(1).expand_as(site)

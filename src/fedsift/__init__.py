@@ -12,8 +12,8 @@ from fedsift._version import __version__
 
 if TYPE_CHECKING:
     from fedsift import data, sets, vi
-    from fedsift.algorithms import EFLoPS, FedAvg, FedHT, FedIterHT, Lippax, Scaffold
-    from fedsift.api import compare, fit
+    from fedsift.algorithms import FUMEGS, EFLoPS, FedAvg, FedHT, FedIterHT, Lippax, Scaffold
+    from fedsift.api import compare, fit, forget
     from fedsift.data import DataError, DataWarning, FederatedData
     from fedsift.estimators import FederatedSparseClassifier, FederatedSparseRegressor
     from fedsift.evaluation import evaluate
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from fedsift.vi import VIProblem
 
 __all__ = [
+    "FUMEGS",
     "METHODS",
     "DataError",
     "DataWarning",
@@ -53,6 +54,7 @@ __all__ = [
     "data",
     "evaluate",
     "fit",
+    "forget",
     "from_module",
     "linear",
     "load_run",
@@ -64,6 +66,7 @@ __all__ = [
 ]
 
 _HOME = {
+    "FUMEGS": "algorithms",
     "METHODS": "methods",
     "DataError": "data",
     "DataWarning": "data",
@@ -86,6 +89,7 @@ _HOME = {
     "compare": "api",
     "evaluate": "evaluation",
     "fit": "api",
+    "forget": "api",
     "from_module": "models",
     "linear": "models",
     "load_run": "runs",

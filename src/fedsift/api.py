@@ -1,4 +1,4 @@
-"""What a Python user calls: `fit` and `compare` on federated data."""
+"""What a Python user calls: `fit` and `compare` on federated data, and `forget`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack
 
 from pydantic import ValidationError
+from torch import Tensor
 
 from fedsift.aggregation import Rule
 from fedsift.data import FederatedData
@@ -19,6 +20,11 @@ from fedsift.run_folder import read_facts
 from fedsift.runs import Run
 from fedsift.sparsity import Schedule
 from fedsift.studies import Progress, Settings, check_request, refused
+from fedsift.training import Training
+from fedsift.unlearning.in_memory import forget_in_training
+from fedsift.unlearning.process import Orders, forget_in_run
+from fedsift.unlearning.report import UnlearningReport
+from fedsift.unlearning.scope import Scope
 from fedsift.workflows import BESIDE, run_compare, run_fit, split_cases
 
 
@@ -183,3 +189,61 @@ def _folder(
         read_facts(path)
     with claim(path, overwrite=overwrite, resume=resume):
         yield path
+
+
+def forget(
+    trained: Run | Training | str | Path,
+    *,
+    sites: Sequence[str] = (),
+    rows: Sequence[str] = (),
+    classes: Sequence[str] = (),
+    data: FederatedData | None = None,
+    method: str = "fumegs",
+    fallback: str = "retrain",
+    deadline_days: float = 30.0,
+    tuning_redone: bool = False,
+    key_file: str | Path | None = None,
+    held_out: Tensor | None = None,
+    **options: Any,
+) -> UnlearningReport:
+    """Take the influence of sites, rows or classes out of a model.
+
+    What may be said then is ``report.guarantee``: ``empirical`` unless it was trained anew.
+
+    Args:
+        trained: a fit in a folder (`Run`, or the folder), whose model is replaced; or the result of
+            `train`, whose model comes back in ``report.params``.
+        sites: names of sites to forget.
+        rows: ids of rows to forget.
+        classes: names of classes to forget.
+        data: the rows, for a fit that was given data in memory; those of a `Training` by default.
+        method: a name in `fedsift.unlearning.methods.FORGETTERS`.
+        fallback: what runs when a site cannot be reached until the deadline.
+        deadline_days: how long such a site is waited for.
+        tuning_redone: settings and features on offer were chosen again without what is forgotten,
+            so that a retraining may be called exact.
+        key_file: Ed25519 private key (PEM) that signs the audit record.
+        held_out: mask [N] of rows the model has not seen, at the sites that forget; a `Training`
+            needs it to know when to stop, or ``target``.
+        options: of the method.
+
+    Raises:
+        ValueError: nothing is named, everything is, or the method cannot be run; the text says why.
+        RunError: the folder cannot be used, or the data are not those of the run.
+    """
+    scope = Scope(sites=tuple(sites), rows=tuple(rows), classes=tuple(classes))
+    if isinstance(trained, Training):
+        return forget_in_training(trained, scope, data, method=method, held_out=held_out, **options)
+    path = Path(trained) if isinstance(trained, str | Path) else trained.path
+    if path is None:
+        msg = "the run is not in a folder, where requests are kept; fit with out=FOLDER"
+        raise ValueError(msg)
+    orders = Orders(
+        method=method,
+        fallback=fallback,
+        deadline_days=deadline_days,
+        tuning_redone=tuning_redone,
+        key_file=None if key_file is None else Path(key_file),
+        options=options,
+    )
+    return forget_in_run(path, scope, orders, data)

@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedsift.gates import HardConcrete
 from fedsift.outcomes import Outcome
 from fedsift.problems import Batch, Problem, weighted_mean
 from fedsift.trees import Tree
@@ -151,3 +152,51 @@ def forgetting(
         row_loss=lambda params, batch: outcome.loss(predict(params, batch.x), batch.y),
         apart=None,
     )
+
+
+OPEN_GATE, CLOSED_GATE = 2.944, -2.944  # φ = ±logit(.95)
+
+
+def gated(problem: Problem) -> Problem:
+    """Return a problem whose parameters are weights and gates: w = θ̃ E[z(φ)].
+
+    So that what is kept may change while rows are forgotten: a closed gate passes a little, and the
+    weight behind it can grow. The parameters get the leaf ``phi``, the gates' log-odds.
+    """
+    means = HardConcrete().mean
+
+    def effective(params: Tree) -> Tree:
+        weights = {k: v for k, v in params.items() if k != "phi"}
+        return problem.gates.multiply(weights, means(params["phi"]))
+
+    def through(function: Callable[[Tree, Batch], Any]) -> Callable[[Tree, Batch], Any]:
+        return lambda params, batch: function(effective(params), batch)
+
+    objectives = {name: through(f) for name, f in problem.objectives.items()}
+    predict, row = problem.predict, problem.row_loss
+    return replace(
+        problem,
+        init=lambda key: with_gates(problem, problem.init(key)),
+        operators={name: torch.func.grad(f) for name, f in objectives.items()},
+        objectives=objectives,
+        evaluate=through(problem.evaluate),
+        predict=None if predict is None else lambda params, x: predict(effective(params), x),
+        row_loss=None if row is None else through(row),
+        apart=None,
+    )
+
+
+def with_gates(problem: Problem, params: Tree) -> Tree:
+    """Return weights and gates whose product is ``params``: open where that is not 0."""
+    kept = problem.gates.magnitude(params) > 0
+    phi = torch.where(kept, OPEN_GATE, CLOSED_GATE).to(next(iter(params.values())).dtype)
+    weights = problem.gates.multiply(params, 1.0 / HardConcrete().mean(phi))
+    return {**weights, "phi": phi}
+
+
+def without_gates(problem: Problem, params: Tree, kept: int) -> Tree:
+    """Return the effective parameters, exactly sparse: the ``kept`` largest gates'."""
+    weights = {k: v for k, v in params.items() if k != "phi"}
+    whole = problem.gates.multiply(weights, HardConcrete().mean(params["phi"]))
+    mask = problem.gates.keep(problem.gates.magnitude(whole), kept, kept)
+    return problem.gates.multiply(whole, mask)

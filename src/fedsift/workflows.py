@@ -153,6 +153,10 @@ def run_fit(
             for name in others
         }
     facts["plan"] |= fits[-1].plan
+    tested_fits = [f for f, c in zip(fits, cases, strict=True) if c.test is not None]
+    if tested_fits:
+        losses = [float(f.scores["loss"][f.n_lanes :].mean()) for f in tested_fits]
+        facts["held_out_loss"] = sum(losses) / len(losses)
     facts["candidates"] = candidates(fits[-1], cases[-1])
     facts["results"] = results | {"seconds": time.perf_counter() - began, "run": _text(path)}
     facts["status"] = "done"

@@ -64,7 +64,8 @@ class FUMEGS(Algorithm):
         w ← w - d;  one exchange later: F_r(w) ≤ F_r(start) + δ ?  L ← 1.5 L  :  undo, L ← L/2
 
     or, on request, ρ = clip(e_u/e_r, s, 1/s), with e_u the share of the way to the target that is
-    left and e_r the share of δ that is spent. Begin it with `start`; the data say by their roles which rows are to be forgotten.
+    left and e_r the share of δ that is spent; ρ = 0 once the target is met, until F_r is back.
+    Begin it with `start`; the data say by their roles which rows are to be forgotten.
 
     Attributes:
         rule: ``flexible``, or a rule of `combiners` that weighs by the gradients' norms.
@@ -74,12 +75,15 @@ class FUMEGS(Algorithm):
         growth: of the length after an accepted step.
         budget: δ in nats.
         local_steps: gradient steps a site takes on each loss; it sends their mean gradient.
-        learning_rate: of those steps.
+        learning_rate: of those steps, and the length of a rule's step.
         momentum: share of the last direction that is kept; directions add up.
         quorum: share of the retained weight below which an exchange changes nothing.
         target: stop when the mean probability of the labels to forget is at most this; None: never.
-        neutral: stop when a membership test on the loss cannot tell the rows to forget from rows
-            held out at the same site: its AUC is at most this; None: never.
+        neutral: stop when the rows to forget cannot be told from rows held out at the same site:
+            by their loss, with an AUC of at most this, or by their accuracy, which is not higher;
+            None: never.
+        level: stop when the mean loss of the rows to forget is at least this, such as that of rows
+            never seen; None: never.
         settled: share of δ that F_r may have risen for the target to count as met.
         patience: exchanges in a row at which opposite gradients stop the run.
         stationary: √((1+c)/2) up to which gradients count as opposite.
@@ -101,6 +105,7 @@ class FUMEGS(Algorithm):
     quorum: float = 0.5
     target: float | None = None
     neutral: float | None = None
+    level: float | None = None
     settled: float = 0.0
     patience: int = 3
     stationary: float = 0.1
@@ -166,7 +171,10 @@ class FUMEGS(Algorithm):
         kept = rise <= self.budget
         g_u, g_r = (trees.part(t.mean, "gradient") for t in (forget, retain))
         g = combiners.gram(g_u, g_r)
-        first_length = torch.where(begun, server.first_length, self.first * g.forget)
+        step = self.first * g.forget
+        if self.rule != "flexible":
+            step = torch.full_like(step, self.learning_rate)
+        first_length = torch.where(begun, server.first_length, step)
         direction = combiners.combine(self.pair(g, missing, rise), g_u, g_r)
         direction = trees.add_scaled(direction, self.momentum, server.direction)
         length = self.next_length(server, g, begun, kept, first_length)
@@ -208,17 +216,23 @@ class FUMEGS(Algorithm):
         one = torch.ones_like(g.forget)
         if self.rule != "flexible":
             return combiners.RULES[self.rule](g)
-        if self.ratio == "equal":
-            return combiners.flexible(g, one, one)
-        spent = rise.clamp(min=0.0) / self.budget + 1e-3
-        return combiners.flexible(g, combiners.flexible_ratio(g, missing / spent), one)
+        ratio = one
+        if self.ratio == "conflict":
+            spent = rise.clamp(min=0.0) / self.budget + 1e-3
+            ratio = combiners.flexible_ratio(g, missing / spent)
+        # Once the target is met, the steps are for the retained loss alone.
+        return combiners.flexible(g, torch.where(missing > 0, ratio, 0.0), one)
 
     def gap(self, forget: Tree) -> Tensor:
         """Return how far the rows to forget are from the target, 0 or less when it is met."""
         if self.target is not None:
             return (forget["confidence"] - self.target).double()
         if self.neutral is not None:
-            return (forget["membership_auc"] - self.neutral).double()
+            told_apart = (forget["membership_auc"] - self.neutral).double()
+            better = (forget["accuracy"] - forget["held_out_accuracy"]).double()
+            return torch.minimum(told_apart, better)
+        if self.level is not None:
+            return (self.level - forget["cross_entropy"]).double()
         return forget["loss"].double()
 
     def next_length(
@@ -233,7 +247,7 @@ class FUMEGS(Algorithm):
         if self.length == "adaptive":
             grown = torch.where(begun, self.growth * server.length, first_length)
         elif self.rule != "flexible":
-            grown = torch.ones_like(first_length)
+            grown = self.learning_rate * torch.ones_like(first_length)
         elif self.length == "safe":
             grown = combiners.safe_length(g)
         else:
@@ -245,7 +259,7 @@ class FUMEGS(Algorithm):
     ) -> Tensor:
         """Return why to stop, or `RUNNING`."""
         met = (self.gap(forget) <= 0) & (rise <= self.settled * self.budget)
-        if self.target is None and self.neutral is None:
+        if self.target is None and self.neutral is None and self.level is None:
             met = torch.zeros_like(met)
         stop = torch.where(~kept & (shrunk < 1e-3), BUDGET_BROKEN, RUNNING)
         stop = torch.where(calm >= self.patience, STATIONARY, stop)
@@ -261,9 +275,12 @@ class FUMEGS(Algorithm):
 def forget_figures(problem: Problem, theta: Tree, forget: Batch, held_out: Batch) -> Tree:
     """Return what a site says of its rows to forget: accuracy, and AUC of membership by loss."""
     right, weight = problem.evaluate(theta, forget)["accuracy"]
+    right_h, weight_h = problem.evaluate(theta, held_out)["accuracy"]
     rows = problem.row_loss(theta, forget) if problem.row_loss is not None else forget.weight
     return {
         "accuracy": right / weight.clamp(min=1e-12),
+        "cross_entropy": weighted_mean(rows, forget.weight),
         "confidence": weighted_mean((-rows).exp(), forget.weight),
+        "held_out_accuracy": right_h / weight_h.clamp(min=1e-12),
         "membership_auc": auc(-rows, forget.weight, -rows, held_out.weight),
     }

@@ -11,6 +11,7 @@ import typer
 
 from fedsift.cli.deploy import deploy
 from fedsift.cli.failures import DONE, NOT_MET, StoppedError, UsageError
+from fedsift.cli.forget import forget, requests, verify
 from fedsift.cli.interrupts import stopping_in_order
 from fedsift.cli.options import METHOD, Request, takes_request
 from fedsift.cli.reproduce import reproduce
@@ -56,6 +57,8 @@ def root(
 app.command()(reproduce)
 app.command()(takes_request(deploy))
 app.command()(solve)
+for command in (forget, verify, requests):
+    app.command()(command)
 
 
 @app.command()

@@ -120,24 +120,9 @@ class Job:
         K = ⌊participation · eligible sites⌋ for a fraction, at least one, or the count itself. The
         hash is of seed, round and site name, so a site's luck does not depend on who else is there.
         """
-        eligible = self.eligible
-        available = int(eligible[0].sum())
-        if isinstance(participation, int):
-            count = min(participation, available)
-        else:
-            count = max(1, int(participation * available + 1e-9))
-        if count == available:
-            return eligible
-        round_keys = random.fold(self.run_keys, "participation", round_number)
-        taking_part = torch.zeros_like(eligible)
-        together = max(1, LANES // eligible.shape[1])
-        for first in range(0, len(eligible), together):
-            seeds = slice(first, first + together)
-            draw = random.fold(round_keys[seeds].unsqueeze(1), self.site_keys.unsqueeze(0))
-            draw = torch.where(eligible[seeds], draw, torch.iinfo(torch.int64).max)
-            chosen = torch.topk(draw, count, largest=False).indices
-            taking_part[seeds].scatter_(1, chosen, value=True)
-        return taking_part
+        return draw_participants(
+            self.run_keys, self.site_keys, self.eligible, round_number, participation
+        )
 
     def exchanges(
         self, carried: Carried, round_number: int, participants: Tensor
@@ -190,6 +175,33 @@ def site_data(tables: Sequence[Tensor], share: Tensor, key: Tensor) -> SiteData:
     """Return the rows of a site from its part of `Job.tables`."""
     x, y, weight, *role = tables
     return SiteData(x, y, weight, share, key, *role)
+
+
+def draw_participants(
+    run_keys: Tensor,
+    site_keys: Tensor,
+    eligible: Tensor,
+    round_number: int,
+    participation: float,
+) -> Tensor:
+    """Return who takes part in a round, [S, C] bool; see `Job.participants`."""
+    available = int(eligible[0].sum())
+    if isinstance(participation, int):
+        count = min(participation, available)
+    else:
+        count = max(1, int(participation * available + 1e-9))
+    if count == available:
+        return eligible
+    round_keys = random.fold(run_keys, "participation", round_number)
+    taking_part = torch.zeros_like(eligible)
+    together = max(1, LANES // eligible.shape[1])
+    for first in range(0, len(eligible), together):
+        seeds = slice(first, first + together)
+        draw = random.fold(round_keys[seeds].unsqueeze(1), site_keys.unsqueeze(0))
+        draw = torch.where(eligible[seeds], draw, torch.iinfo(torch.int64).max)
+        chosen = torch.topk(draw, count, largest=False).indices
+        taking_part[seeds].scatter_(1, chosen, value=True)
+    return taking_part
 
 
 def exchange_key(key: Tensor, exchange: str, number: int | Tensor, site: Tensor) -> Tensor:

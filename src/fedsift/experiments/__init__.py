@@ -11,7 +11,12 @@ from fedsift.data.errors import nearest
 from fedsift.experiments.base import Experiment
 
 # name → module; the class is the module's `EXPERIMENT`. Imported when it is asked for.
-MODULES: dict[str, str] = {"golub": "golub", "mnist": "mnist", "vi": "vi"}
+MODULES: dict[str, str] = {
+    "golub": "golub",
+    "mnist": "mnist",
+    "unlearning": "unlearning",
+    "vi": "vi",
+}
 
 
 def find_experiment(name: str) -> Experiment:

@@ -1,0 +1,304 @@
+"""``fedsift reproduce unlearning``: forgetting a site and a backdoor, beside a retrained model."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from fedsift import trees
+from fedsift.algorithms.erasers import StoredFedAvg
+from fedsift.data.federated import FORGET, HELD_OUT
+from fedsift.experiments.base import Cell, Experiment, Outcome
+from fedsift.experiments.forgetting_cases import ForgetCase, Scenario, Source, make_case
+from fedsift.experiments.tables import table_markdown
+from fedsift.outcomes import Softmax
+from fedsift.reporting.charts import Chart, Series
+from fedsift.training import Training, train
+from fedsift.trees import Tree
+from fedsift.unlearning.membership import infer, scores
+from fedsift.unlearning.methods import Task, Unlearned, unlearn
+
+ROUNDS, STEPS, RATE = 60, 5, 0.3
+RIVALS = ("continue", "ascent", "ascent_sum", "federaser", "orthogonal", "mgda", "pcgrad")
+FUMEGS: dict[Scenario, dict[str, Any]] = {
+    "backdoor": {"target": 0.02, "rounds": ROUNDS // 2 - 6},
+    "site": {"neutral": 0.5, "first": 0.05, "rounds": ROUNDS // 4},
+}
+# What goes wrong when a part is left out; each beside the same number of exchanges.
+ABLATIONS: dict[str, dict[str, Any]] = {
+    "entropy, τ=1": {"loss": "entropy", "temperature": 1.0},
+    "entropy, τ chosen": {"loss": "entropy"},
+    "mixed loss": {"loss": "mixed"},
+    "ratio by conflict": {"ratio": "conflict"},
+    "raw MGDA": {"rule": "mgda", "length": "fixed", "budget": 1e9},
+    "stop at stationarity only": {"target": None, "stationary": 0.75, "patience": 1},
+    "unbounded loss": {"loss": "ascent", "rule": "sum", "length": "fixed", "budget": 1e9},
+    "no norm balancing": {"rule": "sum"},
+    "no direction balancing": {"rule": "orthogonal"},
+    "fixed length": {"length": "fixed"},
+}
+SHOWN = {
+    "scenario": "scenario",
+    "method": "method",
+    "seeds": "seeds",
+    "test_accuracy": "test accuracy",
+    "forget_accuracy": "forget accuracy",
+    "attack_success": "attack success",
+    "membership_auc": "membership AUC",
+    "js_distance": "JS to retrain",
+    "rounds": "rounds",
+    "bytes_of_retrain": "bytes / retrain's",
+    "steps_of_retrain": "local steps / retrain's",
+}
+NUMBERS = (
+    "test_accuracy", "forget_accuracy", "attack_success", "membership_auc", "tpr_at_1_fpr",
+    "confidence_auc", "entropy_auc", "js_distance", "parameter_distance", "rounds", "bytes_total",
+    "local_steps", "bytes_of_retrain", "steps_of_retrain", "seconds", "test_gap", "forget_gap",
+    "auc_gap",
+)  # fmt: skip
+
+
+def measure(case: ForgetCase, params: Tree, reference: Tree) -> dict[str, float]:
+    """Return the figures of a model, its distances to the retrained one included."""
+    predict = case.problem.predict
+    assert predict is not None  # noqa: S101  a supervised problem has it
+    role = case.data.role
+    assert role is not None  # noqa: S101  a case is made with roles
+    with torch.no_grad():
+        outputs = [predict(p, case.test_x).double().softmax(-1) for p in (params, reference)]
+        hit = predict(params, case.triggered).argmax(-1) == 9
+        x, y = case.data.x[role == FORGET], case.data.y[role == FORGET]
+        right = predict(params, x).argmax(-1) == y
+    others = case.data.x[role == HELD_OUT], case.data.y[role == HELD_OUT]
+    found = {
+        name: infer(
+            scores(case.problem, params, x, y, name), scores(case.problem, params, *others, name)
+        )
+        for name in ("loss", "confidence", "entropy")
+    }
+    away = trees.subtract(params, reference)
+    return {
+        "test_accuracy": _share(outputs[0].argmax(-1) == case.test_y),
+        "forget_accuracy": _share(right),
+        "attack_success": _share(hit),
+        "membership_auc": found["loss"].auc.value,
+        "tpr_at_1_fpr": found["loss"].tpr_at_1_fpr.value,
+        "confidence_auc": found["confidence"].auc.value,
+        "entropy_auc": found["entropy"].auc.value,
+        "js_distance": float(js_distance(*outputs)),
+        "parameter_distance": float(trees.norm(away) / trees.norm(reference)),
+    }
+
+
+def js_distance(p: Tensor, q: Tensor) -> Tensor:
+    """Return the mean over rows of √JS(p, q), in [0, √log 2]."""
+    middle = 0.5 * (p + q)
+
+    def divergence(a: Tensor) -> Tensor:
+        return torch.special.xlogy(a, a / middle.clamp(min=1e-300)).sum(-1)
+
+    distance: Tensor = (0.5 * (divergence(p) + divergence(q))).clamp(min=0.0).sqrt().mean()
+    return distance
+
+
+def _share(hits: Tensor) -> float:
+    return float(hits.double().mean())
+
+
+def compare(
+    source: Source,
+    scenario: Scenario,
+    network: str,
+    alpha: float | None,
+    seed: int,
+    methods: list[str],
+    rounds: int = ROUNDS,
+    sites: int = 10,
+) -> dict[str, Any]:
+    """Train, retrain and forget in one federation; return a row a method."""
+    case = make_case(source, scenario, network, alpha, seed, sites)
+    algorithm = StoredFedAvg(rounds=rounds, local_steps=STEPS, learning_rate=RATE)
+    original = _trained(case, algorithm, seed, case.trained_on())
+    again = _trained(case, algorithm, seed, case.without_site())
+    task = Task(
+        case.problem, Softmax(10), case.data, trees.unstack(original.params, 0), algorithm,
+        seed=seed, norms=tuple(r["update_norm"] for r in original.history),
+    )  # fmt: skip
+    reference = trees.unstack(again.params, 0)
+    found = {"original": _cost(original), "retrain": _cost(again)}
+    own = FUMEGS[scenario] | {"rounds": FUMEGS[scenario]["rounds"] * rounds // ROUNDS}
+    for name in methods:
+        method, options = _how(name, own)
+        found[name] = unlearn(_for(name, task, case), method, **options)
+    base = measure(case, reference, reference)
+    rows = []
+    for name, result in found.items():
+        figures = measure(case, result.params, reference)
+        rows.append(
+            {"method": name, "stop_reason": result.stop_reason}
+            | figures
+            | {
+                "rounds": result.rounds,
+                "bytes_total": result.bytes_total,
+                "local_steps": result.local_steps,
+                "seconds": result.seconds,
+                "bytes_of_retrain": result.bytes_total / found["retrain"].bytes_total,
+                "steps_of_retrain": result.local_steps / found["retrain"].local_steps,
+                "test_gap": figures["test_accuracy"] - base["test_accuracy"],
+                "forget_gap": figures["forget_accuracy"] - base["forget_accuracy"],
+                "auc_gap": figures["membership_auc"] - base["membership_auc"],
+            }
+        )
+    return {"rows": rows}
+
+
+def _for(name: str, task: Task, case: ForgetCase) -> Task:
+    """Return the task of a method: those that train do without the whole site."""
+    if name not in {"continue", "federaser"}:
+        return task
+    rest = case.without_site()
+    return replace(task, data=replace(rest, role=torch.zeros(rest.n_samples, dtype=torch.int8)))
+
+
+def _how(name: str, own: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return method and options; rivals get as many rounds as FU-MEGS may take."""
+    if name == "fumegs":
+        return "fumegs", own
+    if name in ABLATIONS:
+        return "fumegs", own | ABLATIONS[name]
+    if name == "ascent":
+        return "ascent", {"local_steps": 5 * STEPS, "recovery": own["rounds"] // 2}
+    return name, {} if name == "federaser" else {"rounds": own["rounds"]}
+
+
+def _trained(case: ForgetCase, algorithm: StoredFedAvg, seed: int, rows: Any) -> Training:
+    return train(
+        case.problem, rows, algorithm, seeds=(seed,), evaluate_every=1_000_000, compile=False
+    )
+
+
+def _cost(run: Training) -> Unlearned:
+    seconds = sum(record["seconds"] for record in run.history)
+    return Unlearned(
+        trees.unstack(run.params, 0), "trained", run.round, int(run.bytes_up.sum()),
+        int(run.bytes_down.sum()), run.round * STEPS, seconds, [],
+    )  # fmt: skip
+
+
+class Unlearning(Experiment):
+    """Forget a site, or a backdoor, in clusters and real digits."""
+
+    name: ClassVar[str] = "unlearning"
+    summary: ClassVar[str] = "forgetting a site and a backdoor, beside retraining"
+
+    def cells(self, *, quick: bool) -> list[Cell]:
+        """Return a cell for each federation."""
+        return [
+            Cell(name, compare, arguments, cost=4.0 if "cnn" in name else 1.0)
+            for name, arguments in _plan(quick=quick)
+        ]
+
+    def outcome(self, found: Mapping[str, dict[str, Any]], *, quick: bool) -> Outcome:
+        """Return the table, the page and the pictures."""
+        rows = summary(found)
+        return Outcome({"rows": rows}, _page(rows, quick=quick), _charts(rows))
+
+
+def _plan(*, quick: bool) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield names and arguments of the cells."""
+    rivals = ["fumegs", *RIVALS]
+    if quick:
+        for scenario, source in (("site", "clusters"), ("backdoor", "digits")):
+            more = list(ABLATIONS) if scenario == "backdoor" else []
+            yield (
+                f"{scenario} · {source} · mlp · IID · seed 0",
+                _arguments(source, scenario, "mlp", None, 0, [*rivals, *more]),
+            )
+        return
+    for seed in range(5):
+        for scenario in ("site", "backdoor"):
+            for source, network in (("clusters", "mlp"), ("digits", "mlp"), ("digits", "cnn")):
+                for alpha in (None, 0.3):
+                    heavy = network == "cnn"
+                    ablated = scenario == "backdoor" and network == "mlp" and seed < 3
+                    methods = ["fumegs"] if heavy else [*rivals, *(ABLATIONS if ablated else ())]
+                    spread = "IID" if alpha is None else f"Dirichlet {alpha}"
+                    yield (
+                        f"{scenario} · {source} · {network} · {spread} · seed {seed}",
+                        _arguments(source, scenario, network, alpha, seed, methods),
+                    )
+
+
+def _arguments(
+    source: str, scenario: str, network: str, alpha: float | None, seed: int, methods: list[str]
+) -> dict[str, Any]:
+    return {
+        "source": source,
+        "scenario": scenario,
+        "network": network,
+        "alpha": alpha,
+        "seed": seed,
+        "methods": methods,
+    }
+
+
+def summary(found: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return a row for each scenario and method: means over the seeds, and their spread."""
+    grouped: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for cell, result in found.items():
+        scenario = cell.rpartition(" · seed")[0]
+        for one in result["rows"]:
+            grouped.setdefault((scenario, one["method"]), []).append(one)
+    rows = []
+    for (scenario, method), members in grouped.items():
+        row: dict[str, Any] = {"scenario": scenario, "method": method, "seeds": len(members)}
+        for name in NUMBERS:
+            values = [float(m[name]) for m in members]
+            row[name] = statistics.fmean(values)
+            if len(values) > 1 and name.endswith(("accuracy", "success", "auc", "gap")):
+                row[f"{name}_spread"] = statistics.stdev(values)
+        rows.append(row)
+    return rows
+
+
+def _page(rows: list[dict[str, Any]], *, quick: bool) -> str:
+    form = "The small form: one seed and one partition each." if quick else "Means over the seeds."
+    return (
+        "# Forgetting a site, and a backdoor\n\n"
+        "Ten sites train a network for 60 rounds of 5 local steps; then one site is to be "
+        "forgotten, "
+        "or the rows that carry a backdoor at one site. `retrain` is a new training without the "
+        f"whole site. {form} FU-MEGS, ascent and the rules of two gradients are `empirical`: the "
+        "measures say what these attacks find, and prove nothing. Bytes and local steps are shares "
+        "of the retraining's; the rows to forget are left out of no test.\n\n"
+        "With a backdoor the site's other rows stay, so that retraining loses what they teach; "
+        "`attack success` counts test rows of other classes that the trigger sends to class 9.\n\n"
+        + table_markdown(rows, SHOWN)
+    )
+
+
+def _charts(rows: list[dict[str, Any]]) -> dict[str, Chart]:
+    """Return a picture for each kind of scenario: before, after and retrained."""
+    charts = {}
+    for kind, figure in (("site", "forget_accuracy"), ("backdoor", "attack_success")):
+        mine = [r for r in rows if r["scenario"].startswith(kind)]
+        shown = ("original", "fumegs", "retrain")
+        series = {}
+        for method in shown:
+            own = [r for r in mine if r["method"] == method]
+            labels = [r["scenario"].replace(f"{kind} · ", "").replace(" · ", "\n") for r in own]
+            series[f"{method}: {figure.replace('_', ' ')}"] = Series(
+                labels, [r[figure] for r in own]
+            )
+        charts[f"unlearning-{kind}"] = Chart(
+            f"Forgetting a {kind}: before, after, and retrained", "", "share", series, kind="bars"
+        )
+    return charts
+
+
+EXPERIMENT = Unlearning()

@@ -1,0 +1,1 @@
+"""Forgetting: requests and their ledger, methods, verification, and the audit record."""

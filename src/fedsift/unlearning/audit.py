@@ -1,0 +1,147 @@
+"""The audit record: what was done about requests to forget, each line chained to the one before.
+
+It says what was done and measured. It is no proof that nothing of the forgotten rows is left in the
+model: no such proof is known for these methods.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from fedsift.checkpoints import write_atomic
+from fedsift.run_folder import RunError
+from fedsift.sealed import fingerprint
+
+VERSION = 1
+FIRST = "0" * 64
+STATEMENTS = {
+    "empirical": (
+        "The model was changed until the measures named here were met. They are evidence from the "
+        "attacks that were tried, not a proof that nothing of the forgotten rows is left."
+    ),
+    "exact given preprocessing": (
+        "The model was trained anew without the forgotten rows. What was decided with them before "
+        "the training (settings, features on offer, density) was kept."
+    ),
+    "exact": (
+        "The model was trained anew without the forgotten rows, and the preprocessing, the tuning, "
+        "the density and the early stop were redone without them, as the operator declared."
+    ),
+    "none": "Nothing was changed.",
+}
+
+
+def read_audit(file: Path) -> list[dict[str, Any]]:
+    """Return the records of a file, none if there is no file.
+
+    Raises:
+        RunError: a line is damaged, or the chain is broken.
+    """
+    if not file.exists():
+        return []
+    records, previous = [], FIRST
+    for number, line in enumerate(file.read_text().splitlines(), 1):
+        try:
+            record = dict(json.loads(line))
+        except (TypeError, ValueError) as error:
+            raise RunError(f"line {number} of {file} is damaged ({error})") from error
+        if record.get("hash") != record_hash(record) or record.get("previous") != previous:
+            raise RunError(
+                f"line {number} of {file} is not as it was written, or one before it is gone: "
+                "the chain of hashes breaks there"
+            )
+        previous = record["hash"]
+        records.append(record)
+    return records
+
+
+def record_hash(record: dict[str, Any]) -> str:
+    """Return the hash of a record: of all of it but the hash itself and the signature."""
+    return fingerprint({k: v for k, v in record.items() if k not in {"hash", "signature"}})
+
+
+def append_record(
+    file: Path, content: dict[str, Any], key_file: Path | None = None
+) -> dict[str, Any]:
+    """Add a record, unless there is one of the same batch, and return it.
+
+    Args:
+        file: the audit file, a JSON record a line.
+        content: what to record, with ``batch`` and ``guarantee``.
+        key_file: an Ed25519 private key (PEM) to sign with.
+
+    Raises:
+        RunError: the chain is broken, or the key cannot be used.
+    """
+    records = read_audit(file)
+    there = next((r for r in records if r["batch"] == content["batch"]), None)
+    if there is not None:
+        return there
+    record = {
+        "version": VERSION,
+        "number": len(records) + 1,
+        "previous": records[-1]["hash"] if records else FIRST,
+        **content,
+        "statement": STATEMENTS[content["guarantee"]],
+    }
+    record["hash"] = record_hash(record)
+    if key_file is not None:
+        record["signature"] = _key(key_file).sign(record["hash"].encode()).hex()
+    lines = [json.dumps(r, sort_keys=True, allow_nan=False) for r in [*records, record]]
+    write_atomic(file, ("\n".join(lines) + "\n").encode())
+    return record
+
+
+def check_signature(record: dict[str, Any], key_file: Path) -> bool:
+    """Tell whether a record was signed with a key (a private or public PEM file).
+
+    Raises:
+        RunError: the key cannot be read.
+    """
+    from cryptography.exceptions import InvalidSignature
+
+    key = _key(key_file, public=True)
+    try:
+        key.verify(bytes.fromhex(record.get("signature", "")), record["hash"].encode())
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
+def check_key(key_file: Path) -> None:
+    """Refuse a key that cannot sign.
+
+    Raises:
+        RunError: as `append_record` says.
+    """
+    _key(key_file)
+
+
+def _key(file: Path, *, public: bool = False) -> Any:
+    """Return a private key, or with ``public`` the public one of either kind of file.
+
+    Raises:
+        RunError: cryptography is not installed, or the file holds no Ed25519 key.
+    """
+    try:
+        from cryptography.hazmat.primitives import serialization
+        from cryptography.hazmat.primitives.asymmetric import ed25519
+    except ImportError as error:
+        msg = "signing needs the package cryptography: pip install 'fedsift[sign]'"
+        raise RunError(msg) from error
+    try:
+        content = file.read_bytes()
+        if public and b"PUBLIC" in content:
+            key: Any = serialization.load_pem_public_key(content)
+        else:
+            private: Any = serialization.load_pem_private_key(content, None)
+            key = private.public_key() if public else private
+    except (OSError, ValueError, TypeError) as error:
+        msg = f"{file} is no unencrypted Ed25519 key in PEM form ({error})"
+        raise RunError(msg) from error
+    wanted = ed25519.Ed25519PublicKey if public else ed25519.Ed25519PrivateKey
+    if not isinstance(key, wanted):
+        raise RunError(f"{file} holds another kind of key; give an Ed25519 one")
+    return key

@@ -1,0 +1,122 @@
+"""Forgetting in a model that was trained from Python: nothing is written, the model comes back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedsift import trees
+from fedsift.algorithms import LocalTraining
+from fedsift.data import FederatedData
+from fedsift.evaluation import evaluate
+from fedsift.outcomes import make_outcome
+from fedsift.sealed import fingerprint
+from fedsift.training import Training
+from fedsift.unlearning.audit import STATEMENTS
+from fedsift.unlearning.methods import Task, find_forgetter, unlearn
+from fedsift.unlearning.report import UnlearningReport
+from fedsift.unlearning.scope import Scope
+
+
+def task_of(
+    trained: Training,
+    scope: Scope,
+    data: FederatedData | None = None,
+    held_out: Tensor | None = None,
+) -> Task:
+    """Return the task of forgetting a scope in the first seed's model of a training.
+
+    Raises:
+        ValueError: the training's algorithm does not train a model, or every row is to go.
+    """
+    job = trained.job
+    rows = scope.roles(data or job.data, held_out)
+    if not isinstance(job.algorithm, LocalTraining):
+        msg = f"{type(job.algorithm).__name__} does not train a model that could forget"
+        raise ValueError(msg)  # noqa: TRY004  a method's limit, not a caller's type
+    assert rows.role is not None  # noqa: S101  roles were given
+    if not bool((rows.role == 0).any()):
+        msg = "every row is to be forgotten, so nothing would be left to keep; train a new model"
+        raise ValueError(msg)
+    return Task(
+        replace(job.problem, batched=True),
+        make_outcome(rows.outcome, len(rows.classes)),
+        rows,
+        trees.unstack(trained.params, 0),
+        replace(job.algorithm, rounds=max(1, trained.round)),
+        seed=job.seeds[0],
+        weights=job.weights,
+    )
+
+
+def forget_in_training(
+    trained: Training,
+    scope: Scope,
+    data: FederatedData | None = None,
+    *,
+    method: str = "fumegs",
+    held_out: Tensor | None = None,
+    **options: Any,
+) -> UnlearningReport:
+    """Forget a scope in a trained model; return the report with the parameters.
+
+    Raises:
+        ValueError: nothing is named or known, or nothing says when to stop.
+    """
+    forgetter = find_forgetter(method)
+    if not scope:
+        raise ValueError("nothing is named to forget; name sites, rows or classes")
+    unknown = scope.unknown(data or trained.job.data)
+    if unknown:
+        raise ValueError(unknown[0])
+    task = task_of(trained, scope, data, held_out)
+    if method == "fumegs" and not {"target", "neutral", "level"} & set(options):
+        if held_out is None:
+            msg = (
+                "nothing says when to stop; give held_out, a mask of rows at the sites that forget "
+                "which the model has not seen, or target, the largest mean probability that the "
+                "labels to forget may have"
+            )
+            raise ValueError(msg)
+        options = {"neutral": 0.5, "first": 0.05, **options}
+    result = unlearn(task, method, **options)
+    empirical = forgetter.guarantee == "empirical"
+    met = not empirical or result.stop_reason == "target_met"
+    judged = {"target", "neutral", "level"} & set(options)
+    return UnlearningReport(
+        request_id=fingerprint(_hash(task.params), scope.hashed(""))[:16],
+        status="verified" if met else ("target_not_met" if judged else "not_judged"),
+        stop_reason=result.stop_reason,
+        method=method,
+        guarantee=forgetter.guarantee,
+        statement=STATEMENTS[forgetter.guarantee],
+        measures={"before": _figures(task, task.params), "after": _figures(task, result.params)},
+        rounds=result.rounds,
+        bytes_total=result.bytes_total,
+        seconds=result.seconds,
+        params=result.params,
+    )
+
+
+def _hash(params: dict[str, Tensor]) -> str:
+    import hashlib
+
+    digest = hashlib.sha256()
+    for leaf, value in params.items():
+        digest.update(leaf.encode() + value.contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _figures(task: Task, params: dict[str, Tensor]) -> dict[str, float]:
+    """Return loss and measure on the rows to forget, the rest, and rows held out."""
+    parts = {"forget": task.forgotten(), "retain": task.rest(), "held_out": task.held_out()}
+    with torch.no_grad():
+        return {
+            f"{name}_{k}": float(v[0])
+            for name, rows in parts.items()
+            if rows is not None
+            for k, v in evaluate(task.problem, trees.stack([params]), rows).items()
+        }

@@ -1,0 +1,372 @@
+"""The ledgers of a run: who asked to be forgotten and how far that is, and who took part in what.
+
+One SQLite file in WAL mode. Every change is one transaction, so that a crash leaves the state
+before or after it, and every step can be repeated.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import sqlite3
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Self
+
+from fedsift.run_folder import RunError
+from fedsift.sealed import fingerprint
+from fedsift.unlearning.scope import Scope
+
+VERSION = 1
+State = Literal[
+    "received", "validated", "queued", "running", "verified", "target_not_met", "failed", "no_op"
+]
+NEXT: dict[str, tuple[str, ...]] = {
+    "received": ("validated", "no_op", "failed"),
+    "validated": ("queued", "failed"),
+    "queued": ("running", "failed"),
+    "running": ("verified", "target_not_met", "failed", "queued"),
+    "verified": (),
+    "target_not_met": ("queued",),
+    "failed": ("queued",),
+    "no_op": (),
+}
+OPEN = ("received", "validated", "queued", "running")
+
+_TABLES = """
+create table if not exists facts (name text primary key, value text not null);
+create table if not exists requests (
+    id text primary key, scope text, scope_hash text not null, model text not null,
+    method text not null, fallback text, state text not null, stop_reason text,
+    received real not null, deadline real, batch text, measures text, error text);
+create table if not exists events (
+    number integer primary key, request text not null, state text not null, at real not null);
+create table if not exists batches (
+    id text primary key, plan text not null, staged text, done integer not null default 0);
+create table if not exists participation (
+    site text not null, stage text not null, seed integer not null,
+    first_round integer not null, rounds integer not null,
+    primary key (site, stage, seed));
+create table if not exists forgotten (kind text not null, hash text primary key, request text);
+"""
+
+
+class Request(NamedTuple):
+    """A request to forget; ``scope`` is None once it was purged."""
+
+    id: str
+    scope: Scope | None
+    scope_hash: str
+    model: str
+    method: str
+    fallback: str | None
+    state: str
+    stop_reason: str | None
+    received: float
+    deadline: float | None
+    batch: str | None
+    measures: dict[str, Any]
+    error: str | None
+
+
+class Ledger:
+    """The ledgers in a file; use it as a context manager.
+
+    Args:
+        path: the file, made when it is absent.
+        clock: seconds since 1970.
+        fault: called with ``before NAME`` and ``after NAME`` around commits, to inject crashes.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        clock: Callable[[], float] = time.time,
+        fault: Callable[[str], None] | None = None,
+    ) -> None:
+        self.path, self.clock, self.fault = path, clock, fault
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._db = sqlite3.connect(path, isolation_level=None, timeout=30.0)
+        try:
+            self._db.execute("pragma journal_mode=wal")
+            self._db.execute("pragma synchronous=full")
+            self._db.execute("pragma secure_delete=on")
+            self._db.executescript(_TABLES)
+            self._begin()
+        except sqlite3.DatabaseError as error:
+            self._db.close()
+            msg = f"{path} is no ledger of requests ({error}); restore it from a copy"
+            raise RunError(msg) from error
+
+    def _begin(self) -> None:
+        version = self.fact("version")
+        if version is None:
+            with self.write("create"):
+                self._put("version", str(VERSION))
+                self._put("salt", secrets.token_hex(16))
+        elif version != str(VERSION):
+            msg = (
+                f"{self.path} has format version {version}, this release reads {VERSION}; "
+                "use the release that wrote it"
+            )
+            raise RunError(msg)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._db.close()
+
+    @contextmanager
+    def write(self, name: str) -> Iterator[None]:
+        """Make one change of what is done inside, all of it or nothing."""
+        self._db.execute("begin immediate")
+        try:
+            yield
+            self._strike(f"before {name}")
+            self._db.execute("commit")
+        except BaseException:
+            if self._db.in_transaction:
+                self._db.execute("rollback")
+            raise
+        self._strike(f"after {name}")
+
+    def _strike(self, place: str) -> None:
+        if self.fault is not None:
+            self.fault(place)
+
+    def fact(self, name: str) -> str | None:
+        """Return a fact by name."""
+        row = self._db.execute("select value from facts where name = ?", (name,)).fetchone()
+        return None if row is None else str(row[0])
+
+    def _put(self, name: str, value: str) -> None:
+        self._db.execute("insert or replace into facts values (?, ?)", (name, value))
+
+    @property
+    def salt(self) -> str:
+        """What names are hashed with."""
+        return str(self.fact("salt"))
+
+    def requests(self, states: Sequence[str] | None = None) -> list[Request]:
+        """Return the requests in the order in which they came."""
+        rows = self._db.execute("select * from requests order by received, id").fetchall()
+        found = [_request(row) for row in rows]
+        return [r for r in found if states is None or r.state in states]
+
+    def request(self, name: str) -> Request:
+        """Return a request by its id.
+
+        Raises:
+            KeyError: there is none.
+        """
+        row = self._db.execute("select * from requests where id = ?", (name,)).fetchone()
+        if row is None:
+            raise KeyError(name)
+        return _request(row)
+
+    def receive(
+        self,
+        scope: Scope,
+        model: str,
+        method: str,
+        *,
+        fallback: str | None = None,
+        deadline: float | None = None,
+    ) -> Request:
+        """Write a request down, or return that of the same scope which is there already.
+
+        The id is a hash of model and scope: to ask twice is to ask once. A request whose target was
+        not met, or that failed, is taken up again with the method that is named now.
+        """
+        hashed = scope.hashed(self.salt)
+        row = self._db.execute(
+            "select * from requests where scope_hash = ? order by received desc", (hashed,)
+        ).fetchone()
+        if row is not None:
+            return self._again(_request(row), scope, method, fallback, deadline)
+        name = fingerprint(model, hashed)[:16]
+        now = self.clock()
+        with self.write("receive"):
+            self._db.execute(
+                "insert into requests values (?,?,?,?,?,?,?,?,?,?,?,?,?)",
+                (name, scope.model_dump_json(), hashed, model, method, fallback, "received",
+                 None, now, deadline, None, None, None),
+            )  # fmt: skip
+            self._event(name, "received")
+        return self.request(name)
+
+    def _again(
+        self,
+        request: Request,
+        scope: Scope,
+        method: str,
+        fallback: str | None,
+        deadline: float | None,
+    ) -> Request:
+        if request.state in {"running", "verified", "no_op"}:
+            return request
+        due = [
+            d for d in (deadline, request.deadline) if d is not None
+        ]  # asking again wins no time
+        with self.write("receive again"):
+            self._db.execute(
+                "update requests set scope = ?, method = ?, fallback = ?, deadline = ?"
+                " where id = ?",
+                (scope.model_dump_json(), method, fallback or request.fallback,
+                 min(due, default=None), request.id),
+            )  # fmt: skip
+            if request.state in {"target_not_met", "failed"}:
+                self._move(request.id, "queued", batch=None, error=None)
+        return self.request(request.id)
+
+    def move(self, name: str, state: State, **more: Any) -> None:
+        """Bring a request to its next state; to go where it is already changes nothing.
+
+        Raises:
+            ValueError: there is no such step.
+        """
+        with self.write(state):
+            self._move(name, state, **more)
+
+    def _move(self, name: str, state: State, **more: Any) -> None:
+        now = self.request(name).state
+        if now != state:
+            if state not in NEXT[now]:
+                raise ValueError(f"request {name} is {now}, from where it does not go to {state}")
+            self._event(name, state)
+        values = {k: json.dumps(v) if k == "measures" else v for k, v in more.items()}
+        for column, value in {"state": state, **values}.items():
+            self._db.execute(f"update requests set {column} = ? where id = ?", (value, name))  # noqa: S608  columns are this module's
+
+    def _event(self, name: str, state: str) -> None:
+        self._db.execute(
+            "insert into events (request, state, at) values (?,?,?)", (name, state, self.clock())
+        )
+
+    def events(self, name: str) -> list[tuple[str, float]]:
+        """Return the states that a request went through, with their times."""
+        return self._db.execute(
+            "select state, at from events where request = ? order by number", (name,)
+        ).fetchall()
+
+    def start_batch(self, requests: Sequence[Request], plan: dict[str, Any]) -> str:
+        """Merge requests into one run; its id does not depend on their order."""
+        batch = fingerprint(sorted(r.id for r in requests), plan)[:16]
+        with self.write("start batch"):
+            self._db.execute(
+                "insert or ignore into batches (id, plan) values (?,?)", (batch, json.dumps(plan))
+            )
+            for request in requests:
+                self._move(request.id, "running", batch=batch)
+        return batch
+
+    def open_batch(self) -> tuple[str, dict[str, Any], dict[str, Any] | None] | None:
+        """Return (id, plan, what is staged) of a batch that is not done, if there is one."""
+        row = self._db.execute("select id, plan, staged from batches where done = 0").fetchone()
+        if row is None:
+            return None
+        return row[0], json.loads(row[1]), None if row[2] is None else json.loads(row[2])
+
+    def stage(self, batch: str, staged: dict[str, Any]) -> None:
+        """Note that a batch's files are complete, and what is to be made of them."""
+        with self.write("stage"):
+            self._db.execute(
+                "update batches set staged = ? where id = ?", (json.dumps(staged), batch)
+            )
+
+    def finish_batch(
+        self, batch: str, state: State, stop_reason: str | None, measures: dict[str, Any]
+    ) -> None:
+        """Close a batch and its requests; forget the names where it was successful."""
+        with self.write("finish batch"):
+            for request in self.requests(("running",)):
+                if request.batch != batch:
+                    continue
+                if state == "verified" and request.scope is not None:
+                    self._remember(request, request.scope)
+                self._move(request.id, state, stop_reason=stop_reason, measures=measures)
+            self._db.execute(
+                "update batches set done = 1, plan = '{}', staged = null where id = ?", (batch,)
+            )
+
+    def abandon_batch(self, batch: str, error: str) -> None:
+        """Close a batch that failed."""
+        with self.write("abandon batch"):
+            for request in self.requests(("running",)):
+                if request.batch == batch:
+                    self._move(request.id, "failed", error=error)
+            self._db.execute("delete from batches where id = ?", (batch,))
+
+    def _remember(self, request: Request, scope: Scope) -> None:
+        """Keep salted hashes of the names, and nothing else of them."""
+        from fedsift.unlearning.scope import hashed_name
+
+        named = {"site": scope.sites, "row": scope.rows, "class": scope.classes}
+        for kind, names in named.items():
+            for name in names:
+                self._db.execute(
+                    "insert or ignore into forgotten values (?,?,?)",
+                    (kind, hashed_name(self.salt, kind, name), request.id),
+                )
+                if kind == "site":
+                    self._db.execute("delete from participation where site = ?", (name,))
+        self._db.execute("update requests set scope = null where id = ?", (request.id,))
+
+    def is_forgotten(self, kind: str, name: str) -> bool:
+        """Tell whether a site, row or class was forgotten, and must not take part again."""
+        from fedsift.unlearning.scope import hashed_name
+
+        row = self._db.execute(
+            "select 1 from forgotten where hash = ?", (hashed_name(self.salt, kind, name),)
+        ).fetchone()
+        return row is not None
+
+    def note_participation(self, rows: Sequence[tuple[str, str, int, int, int]]) -> None:
+        """Write down (site, stage, seed, first round, rounds) of a training, once."""
+        with self.write("participation"):
+            self._db.executemany("insert or ignore into participation values (?,?,?,?,?)", rows)
+
+    def participation(self, site: str) -> list[tuple[str, int, int, int]]:
+        """Return (stage, seed, first round, rounds) of a site."""
+        return self._db.execute(
+            "select stage, seed, first_round, rounds from participation where site = ?"
+            " order by stage, seed",
+            (site,),
+        ).fetchall()
+
+    def vacuum(self) -> None:
+        """Leave no trace of deleted names in the file or its log."""
+        with closing(self._db.cursor()) as cursor:
+            cursor.execute("pragma wal_checkpoint(truncate)")
+            cursor.execute("vacuum")
+            cursor.execute("pragma wal_checkpoint(truncate)")
+
+
+def _request(row: tuple[Any, ...]) -> Request:
+    name, scope, *rest = row
+    hashed, model, method, fallback, state, reason, received, deadline, batch, measures, error = (
+        rest
+    )
+    return Request(
+        name,
+        None if scope is None else Scope.model_validate_json(scope),
+        hashed,
+        model,
+        method,
+        fallback,
+        state,
+        reason,
+        received,
+        deadline,
+        batch,
+        {} if measures is None else json.loads(measures),
+        error,
+    )

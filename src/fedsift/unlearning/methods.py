@@ -1,0 +1,332 @@
+"""Ways to take the influence of some rows out of a model, by name, and what each of them costs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NamedTuple
+
+import torch
+
+from fedsift import trees
+from fedsift.algorithms import FUMEGS, FedAvg, LocalTraining
+from fedsift.algorithms.erasers import FedEraser, ProjectedAscent, draw_start
+from fedsift.algorithms.fumegs import STOP_REASONS
+from fedsift.checkpoints import StageCheckpoint
+from fedsift.data import FederatedData
+from fedsift.data.errors import nearest
+from fedsift.data.federated import FORGET, HELD_OUT, RETAIN
+from fedsift.forgetting import ForgetLoss, class_logits, forgetting, temperature_for
+from fedsift.outcomes import Outcome
+from fedsift.problems import Problem
+from fedsift.training import Callback, Training, train
+from fedsift.trees import Tree
+
+Guarantee = Literal["exact", "exact given preprocessing", "empirical"]
+
+
+@dataclass(frozen=True)
+class Task:
+    """A model that is to forget.
+
+    Attributes:
+        problem, outcome: what the model solves.
+        data: the rows of all sites; their roles say which are to be forgotten.
+        params: the model.
+        training: how it was trained, for the methods that train.
+        seed: of that training.
+        participation, weights, engine: of that training.
+        norms: lengths of the server's updates in that training, a number a round; None: not kept.
+        clip: what is done to parameters at the end, such as keeping the largest.
+    """
+
+    problem: Problem
+    outcome: Outcome
+    data: FederatedData
+    params: Tree
+    training: LocalTraining = field(default_factory=FedAvg)
+    seed: int = 0
+    participation: float = 1.0
+    weights: Literal["samples", "uniform"] = "samples"
+    engine: str = "vectorized"
+    norms: tuple[float, ...] | None = None
+
+    @property
+    def role(self) -> torch.Tensor:
+        """The roles of the rows, [N]."""
+        assert self.data.role is not None  # noqa: S101  a task is made with roles
+        return self.data.role
+
+    def rest(self) -> FederatedData:
+        """Return the rows that are retained, and nothing else.
+
+        Raises:
+            DataError: there is none.
+        """
+        return replace(self.data.take(self.role == RETAIN), role=None)
+
+    def forgotten(self) -> FederatedData:
+        """Return the rows to forget."""
+        return replace(self.data.take(self.role == FORGET), role=None)
+
+    def held_out(self) -> FederatedData | None:
+        """Return the rows that are only looked at, if there are some."""
+        some = bool((self.role == HELD_OUT).any())
+        return replace(self.data.take(self.role == HELD_OUT), role=None) if some else None
+
+
+class Unlearned(NamedTuple):
+    """What a method made of a task, and what it cost.
+
+    ``local_steps``: gradients of one loss over a site's rows, counted at one site.
+    """
+
+    params: Tree
+    stop_reason: str
+    rounds: int
+    bytes_up: int
+    bytes_down: int
+    local_steps: int
+    seconds: float
+    history: list[dict[str, Any]]
+
+    @property
+    def bytes_total(self) -> int:
+        """Bytes both ways."""
+        return self.bytes_up + self.bytes_down
+
+
+@dataclass(frozen=True)
+class Forgetter:
+    """A method by name.
+
+    Attributes:
+        run: (task, checkpoint, callback, options) → result.
+        guarantee: what may be said of the result.
+        needs_forget_site: whether the site that forgets must answer.
+        summary: one line for people.
+    """
+
+    run: Callable[..., Unlearned]
+    guarantee: Guarantee
+    needs_forget_site: bool
+    summary: str
+
+
+def unlearn(
+    task: Task,
+    method: str = "fumegs",
+    *,
+    checkpoint: StageCheckpoint | None = None,
+    callback: Callback | None = None,
+    **options: Any,
+) -> Unlearned:
+    """Run a method on a task.
+
+    Raises:
+        ValueError: there is no such method, or it cannot be run on the task.
+    """
+    began = time.perf_counter()
+    result = find_forgetter(method).run(task, checkpoint, callback, **options)
+    return result._replace(seconds=time.perf_counter() - began)
+
+
+def find_forgetter(name: str) -> Forgetter:
+    """Return a method by name.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if name not in FORGETTERS:
+        raise ValueError(f"no method {name!r} to forget with; {nearest(name, list(FORGETTERS))}")
+    return FORGETTERS[name]
+
+
+def combined(
+    task: Task,
+    checkpoint: StageCheckpoint | None,
+    callback: Callback | None,
+    *,
+    loss: ForgetLoss = "bounded_ce",
+    temperature: float | None = None,
+    **options: Any,
+) -> Unlearned:
+    """Run FU-MEGS, or one of the rules of `combiners` in its place."""
+    rows = task.data.x[task.role == FORGET]
+    if not len(rows):
+        return Unlearned(task.params, "nothing_to_forget", 0, 0, 0, 0, 0.0, [])
+    if not bool((task.role == RETAIN).any()):
+        raise ValueError(
+            "every row is to be forgotten, so nothing would be left to keep; start a new model "
+            "with fedsift fit"
+        )
+    if temperature is None and task.outcome.name != "regression":
+        assert task.problem.predict is not None  # noqa: S101  `forgetting` refuses the others
+        temperature = temperature_for(class_logits(task.problem.predict(task.params, rows)))
+    problem = forgetting(task.problem, task.outcome, loss, temperature or 1.0)
+    algorithm = FUMEGS(**_learning_rate(task, options))
+    run = _train(task, problem, task.data, algorithm, algorithm.start(task.params),
+                 checkpoint, callback)  # fmt: skip
+    stop = STOP_REASONS[int(run.carried.server.stop[0])]
+    return _result(run, stop, 2 * algorithm.local_steps)
+
+
+def _learning_rate(task: Task, options: dict[str, Any]) -> dict[str, Any]:
+    rate = getattr(task.training, "learning_rate", None)
+    return options if rate is None else {"learning_rate": rate, **options}
+
+
+def _train(
+    task: Task,
+    problem: Problem,
+    data: FederatedData,
+    algorithm: Any,
+    start: Any,
+    checkpoint: StageCheckpoint | None,
+    callback: Callback | None,
+    participation: float = 1.0,
+) -> Training:
+    return train(
+        problem,
+        data,
+        algorithm,
+        seeds=(task.seed,),
+        data_seed=task.seed,
+        participation=participation,
+        weights=task.weights,
+        engine=task.engine,
+        start=None if start is None else trees.stack([start]),
+        evaluate_every=5 if checkpoint else 1_000_000,
+        checkpoint=checkpoint,
+        callback=callback,
+    )
+
+
+def _result(run: Training, stop: str, steps: int) -> Unlearned:
+    params: Tree = trees.unstack(run.params, 0)
+    seconds = sum(record["seconds"] for record in run.history)
+    counts = (int(run.bytes_up.sum()), int(run.bytes_down.sum()), run.round * steps)
+    return Unlearned(params, stop, run.round, *counts, seconds, run.history)
+
+
+def retrain(
+    task: Task, checkpoint: StageCheckpoint | None, callback: Callback | None, **options: Any
+) -> Unlearned:
+    """Train anew without the rows, from the start and with the seed of the original."""
+    algorithm = replace(task.training, **options)
+    run = _train(task, task.problem, task.rest(), algorithm, None,
+                 checkpoint, callback, task.participation)  # fmt: skip
+    return _result(run, "max_rounds", algorithm.local_steps)
+
+
+def keep_training(
+    task: Task,
+    checkpoint: StageCheckpoint | None,
+    callback: Callback | None,
+    *,
+    rounds: int = 20,
+    **options: Any,
+) -> Unlearned:
+    """Continue training on the rest."""
+    algorithm = _averaging(task, rounds, options)
+    start = algorithm.server_init(task.problem, torch.tensor(0))._replace(theta=task.params)
+    run = _train(task, task.problem, task.rest(), algorithm, start, checkpoint, callback)
+    return _result(run, "max_rounds", algorithm.local_steps)
+
+
+def _averaging(task: Task, rounds: int, options: dict[str, Any]) -> FedAvg:
+    own = {
+        name: getattr(task.training, name)
+        for name in ("learning_rate", "local_steps", "batch_size", "safety")
+        if hasattr(task.training, name)
+    }
+    return FedAvg(rounds=rounds, **{**own, **options})
+
+
+def ascend(
+    task: Task,
+    checkpoint: StageCheckpoint | None,
+    callback: Callback | None,
+    *,
+    recovery: int = 0,
+    **options: Any,
+) -> Unlearned:
+    """Projected gradient ascent, then ``recovery`` rounds of training on the rest."""
+    algorithm = ProjectedAscent(**_learning_rate(task, options))
+    problem = forgetting(task.problem, task.outcome)
+    run = _train(task, problem, task.data, algorithm, algorithm.start(task.params), None, callback)
+    first = _result(run, "max_rounds", algorithm.local_steps)
+    if not recovery:
+        return first
+    then = keep_training(replace(task, params=first.params), checkpoint, callback, rounds=recovery)
+    return then._replace(
+        rounds=first.rounds + then.rounds,
+        bytes_up=first.bytes_up + then.bytes_up,
+        bytes_down=first.bytes_down + then.bytes_down,
+        local_steps=first.local_steps + then.local_steps,
+        history=first.history + then.history,
+    )
+
+
+def erase(
+    task: Task,
+    checkpoint: StageCheckpoint | None,
+    callback: Callback | None,
+    *,
+    every: int = 2,
+    local_steps: int | None = None,
+) -> Unlearned:
+    """FedEraser: calibrate every ``every``-th stored update, with half the local steps.
+
+    Raises:
+        ValueError: the lengths of the updates were not kept.
+    """
+    if task.norms is None:
+        raise ValueError("FedEraser needs the stored updates of the training; none were kept")
+    steps = local_steps or max(1, task.training.local_steps // 2)
+    # A stored update stands for the rounds up to the next one that is.
+    norms = tuple(sum(task.norms[i : i + every]) for i in range(0, len(task.norms), every))
+    averaging = _averaging(task, len(norms), {"local_steps": steps})
+    own = {name: getattr(averaging, name) for name in ("learning_rate", "batch_size", "safety")}
+    algorithm = FedEraser(rounds=len(norms), local_steps=steps, norms=norms, **own)
+    start = algorithm.server_init(task.problem, torch.tensor(0))
+    start = start._replace(theta=draw_start(task.problem, task.seed))
+    run = _train(task, task.problem, task.rest(), algorithm, start, checkpoint, callback)
+    return _result(run, "max_rounds", steps)
+
+
+def _rule(name: str, **fixed: Any) -> Callable[..., Unlearned]:
+    def run(
+        task: Task, checkpoint: StageCheckpoint | None, callback: Callback | None, **options: Any
+    ) -> Unlearned:
+        return combined(task, checkpoint, callback, **{"rule": name, **fixed, **options})
+
+    return run
+
+
+_OPEN: dict[str, Any] = {"length": "fixed", "budget": 1e9, "local_steps": 1}
+
+FORGETTERS: dict[str, Forgetter] = {
+    "fumegs": Forgetter(combined, "empirical", True, "FU-MEGS: forget and retain together"),
+    "retrain": Forgetter(
+        retrain, "exact given preprocessing", False, "train anew without what is forgotten"
+    ),
+    "continue": Forgetter(keep_training, "empirical", False, "continue training on the rest"),
+    "ascent": Forgetter(ascend, "empirical", True, "projected gradient ascent (Halimi et al.)"),
+    "federaser": Forgetter(erase, "empirical", False, "FedEraser: stored lengths, new directions"),
+    "orthogonal": Forgetter(
+        _rule("orthogonal", **_OPEN),
+        "empirical",
+        True,
+        "orthogonal direction (FedOSD's first phase)",
+    ),
+    "mgda": Forgetter(_rule("mgda", **_OPEN), "empirical", True, "the shortest combination"),
+    "pcgrad": Forgetter(_rule("pcgrad", **_OPEN), "empirical", True, "the projected sum"),
+    "ascent_sum": Forgetter(
+        _rule("sum", loss="ascent", **_OPEN),
+        "empirical",
+        True,
+        "ascent on one, descent on the other",
+    ),
+}

@@ -1,0 +1,283 @@
+"""A request to forget, from its receipt to the audit record, on a run folder of `fedsift fit`.
+
+Every step leaves the folder such that the same call goes on after a crash, with the same result:
+the ledger says how far a batch is, the training's checkpoint where in it, and finished files are
+staged and named in the ledger before the first of the run's own files is replaced.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from fedsift.checkpoints import StageCheckpoint
+from fedsift.data import FederatedData
+from fedsift.locks import locked
+from fedsift.run_folder import RunError
+from fedsift.runs import Run, load_run
+from fedsift.unlearning import commit
+from fedsift.unlearning.audit import STATEMENTS, check_key
+from fedsift.unlearning.ledger import Ledger, Request
+from fedsift.unlearning.methods import find_forgetter
+from fedsift.unlearning.report import UnlearningReport
+from fedsift.unlearning.rows import RunRows, read_rows
+from fedsift.unlearning.scope import Scope
+from fedsift.unlearning.work import Work, do_work
+
+FOLDER = "unlearning"
+LEDGER, AUDIT = "ledger.sqlite", "audit.jsonl"
+DAY = 86_400.0
+DEADLINE = 30.0  # days: what a site that cannot be reached has, by default
+
+
+@dataclass(frozen=True)
+class Orders:
+    """How requests are to be carried out.
+
+    Attributes:
+        method: a name in `FORGETTERS`.
+        fallback: what runs after the deadline when a site to forget cannot be reached.
+        deadline_days: how long such a site is waited for.
+        tuning_redone: the operator declares that settings and features on offer were chosen again
+            without what is forgotten, so that a retraining may be called exact.
+        key_file: signs the audit record.
+        options: of the method.
+        clock, fault: for tests; see `Ledger`.
+    """
+
+    method: str = "fumegs"
+    fallback: str = "retrain"
+    deadline_days: float = DEADLINE
+    tuning_redone: bool = False
+    key_file: Path | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+    clock: Callable[[], float] = time.time
+    fault: Callable[[str], None] | None = None
+
+
+def open_ledger(path: Path, orders: Orders | None = None) -> Ledger:
+    """Return the ledger of a run folder."""
+    orders = orders or Orders()
+    return Ledger(path / FOLDER / LEDGER, clock=orders.clock, fault=orders.fault)
+
+
+def forget_in_run(
+    path: Path, scope: Scope, orders: Orders, data: FederatedData | None = None
+) -> UnlearningReport:
+    """Take a request down and carry it out, together with others that wait; or go on after a crash.
+
+    Args:
+        path: folder of a finished fit.
+        scope: what to forget.
+        orders: how.
+        data: the rows of a run that was started from Python with data in memory.
+
+    Raises:
+        RunError: the folder cannot be used, or the data are not those of the run.
+        ValueError: nothing is named, all sites are, or the method cannot be run.
+    """
+    find_forgetter(orders.method)
+    find_forgetter(orders.fallback)
+    if not scope:
+        raise ValueError("nothing is named to forget; name a site, a row's id or a class")
+    if orders.key_file is not None:
+        check_key(orders.key_file)
+    check_fit(path)
+    with locked(path), open_ledger(path, orders) as ledger:
+        resumed = finish_open(path, ledger, orders, data)
+        run = load_run(path)
+        note_participation(ledger, run)
+        model = run.facts["files"]["model.safetensors"]
+        due = ledger.clock() + DAY * orders.deadline_days
+        request = ledger.receive(
+            scope, model, orders.method, fallback=orders.fallback, deadline=due
+        )
+        if resumed is not None and request.id in resumed[0]:
+            return replace(resumed[1], request_id=request.id)
+        if request.state == "verified":
+            return no_op(request, "already_forgotten")
+        rows = read_rows(run, scope, ledger, data)
+        reason = rows.nothing_to_do
+        if reason is not None:
+            ledger.move(request.id, "no_op", stop_reason=reason)
+            return no_op(ledger.request(request.id), reason, rows.notes)
+        admit(ledger, request, run, rows, scope)
+        return carry_out(path, ledger, orders, data, request.id)
+
+
+def check_fit(path: Path) -> None:
+    """Check that there is a finished fit, before anything is written next to it."""
+    from fedsift.run_folder import read_finished
+
+    facts = read_finished(path)
+    if facts["command"] != "fit":
+        raise RunError(
+            f"{path} is a comparison of methods and holds no model; name the folder of a fit"
+        )
+
+
+def admit(ledger: Ledger, request: Request, run: Run, rows: RunRows, scope: Scope) -> None:
+    """Validate a request and put it into the queue, with what can be measured now."""
+    if request.state == "received":
+        if rows.data is not None and rows.would_leave_nothing(scope):
+            ledger.move(request.id, "failed", error="nothing would be left")
+            raise ValueError(
+                "every row is to be forgotten, so nothing would be left to keep; start a new model "
+                "with fedsift fit"
+            )
+        ledger.move(request.id, "validated")
+    if ledger.request(request.id).state == "validated":
+        measured = {} if rows.data is None else {"before": commit.figures(run, rows.data)}
+        ledger.move(request.id, "queued", measures=measured)
+
+
+def carry_out(
+    path: Path, ledger: Ledger, orders: Orders, data: FederatedData | None, name: str
+) -> UnlearningReport:
+    """Merge what waits for the same method into one run, and do it."""
+    run = load_run(path)
+    request = ledger.request(name)
+    assert request.scope is not None  # noqa: S101  names are purged at the end only
+    rows = read_rows(run, request.scope, ledger, data)
+    method, waiting = effective_method(ledger, request, rows)
+    if waiting is not None:
+        return UnlearningReport(
+            name, "queued", "site_offline", request.method, "none", STATEMENTS["none"],
+            notes=(waiting,),
+        )  # fmt: skip
+    batch = [
+        r
+        for r in ledger.requests(("queued",))
+        if r.scope is not None
+        and (r.id == name or r.method == request.method)
+        and (r.id == name or not read_rows(run, r.scope, ledger, data).offline)
+    ]
+    plan = {
+        "method": method,
+        "options": orders.options,
+        "scope": merged(batch).model_dump(mode="json"),
+        "tuning_redone": orders.tuning_redone,
+        "fallback_used": method != request.method,
+        "model": run.facts["files"]["model.safetensors"],
+    }
+    number = ledger.start_batch(batch, plan)
+    work(path, ledger, data, number, plan)
+    return settled(path, ledger, orders, number, name)
+
+
+def merged(requests: Sequence[Request]) -> Scope:
+    """Return what all requests name together."""
+    whole = Scope()
+    for request in requests:
+        whole = whole | (request.scope or Scope())
+    return whole
+
+
+def effective_method(ledger: Ledger, request: Request, rows: RunRows) -> tuple[str, str | None]:
+    """Return the method to run, and why it is waited instead, if it is."""
+    method = request.method
+    if not rows.offline or not find_forgetter(method).needs_forget_site:
+        return method, None
+    left = (request.deadline or 0.0) - ledger.clock()
+    fallback = request.fallback or "retrain"
+    if left > 0:
+        names = ", ".join(rows.offline)
+        return method, (
+            f"{method} needs the gradients of {names}, whose file is not there; it is waited for "
+            f"{left / DAY:.1f} days more, then {fallback} runs. Run {fallback} now with --method "
+            f"{fallback}"
+        )
+    return fallback, None
+
+
+def work(
+    path: Path,
+    ledger: Ledger,
+    data: FederatedData | None,
+    batch: str,
+    plan: dict[str, Any],
+) -> None:
+    """Run the method and stage its files, unless that is done."""
+    run = load_run(path)
+    scope = Scope(**plan["scope"])
+    rows = read_rows(run, scope, ledger, data)
+    stem = path / FOLDER / f"work-{batch}"
+    checkpoint = StageCheckpoint(stem, every=0.0, fingerprint=batch)
+    try:
+        done: Work = do_work(run, rows, scope, plan, checkpoint)
+    except (ValueError, RunError) as error:
+        ledger.abandon_batch(batch, str(error))
+        raise
+    staged = commit.stage(path / FOLDER / f"staged-{batch}", run, rows, scope, done, ledger.salt)
+    ledger.stage(batch, staged | {"seconds": done.result.seconds, "at": ledger.clock()})
+
+
+def finish_open(
+    path: Path, ledger: Ledger, orders: Orders, data: FederatedData | None
+) -> tuple[list[str], UnlearningReport] | None:
+    """Go on with a batch that a crash left open; return its requests and the report."""
+    found = ledger.open_batch()
+    if found is None:
+        return None
+    batch, plan, staged = found
+    if staged is None:
+        work(path, ledger, data, batch, plan)
+    members = [r.id for r in ledger.requests(("running",)) if r.batch == batch]
+    return members, settled(path, ledger, orders, batch, None)
+
+
+def settled(
+    path: Path, ledger: Ledger, orders: Orders, batch: str, name: str | None
+) -> UnlearningReport:
+    """Put staged files in their places, record what was done, purge, and close the batch."""
+    found = ledger.open_batch()
+    assert found is not None  # noqa: S101  it was started above
+    _, plan, staged = found
+    assert staged is not None  # noqa: S101  and staged
+    members = [r for r in ledger.requests(("running",)) if r.batch == batch]
+    record = commit.apply(
+        path, path / FOLDER / f"staged-{batch}", path / FOLDER / AUDIT, batch, plan, staged,
+        [(r.id, r.scope_hash) for r in members], orders.key_file,
+    )  # fmt: skip
+    ledger.finish_batch(batch, staged["status"], staged["stop_reason"], staged["measures"])
+    ledger.vacuum()
+    for rest in (path / FOLDER).glob(f"*-{batch}*"):
+        shutil.rmtree(rest) if rest.is_dir() else rest.unlink()
+    return UnlearningReport(
+        request_id=name or (members[0].id if members else batch),
+        status=staged["status"],
+        stop_reason=staged["stop_reason"],
+        method=plan["method"],
+        guarantee=staged["guarantee"],
+        statement=STATEMENTS[staged["guarantee"]],
+        measures=staged["measures"],
+        rounds=staged["rounds"],
+        bytes_total=staged["bytes_total"],
+        seconds=staged["seconds"],
+        audit_record={
+            "number": record["number"],
+            "hash": record["hash"],
+            "file": str(path / FOLDER / AUDIT),
+        },
+        notes=tuple(staged["notes"]),
+        params=load_run(path).params,
+    )
+
+
+def no_op(request: Request, reason: str, notes: Sequence[str] = ()) -> UnlearningReport:
+    """Return the report of a request that changes nothing."""
+    return UnlearningReport(
+        request.id, "no_op", reason, request.method, "none", STATEMENTS["none"], notes=tuple(notes)
+    )
+
+
+def note_participation(ledger: Ledger, run: Run) -> None:
+    """Write down who took part in the search: first round and number of rounds, by seed."""
+    if ledger.fact("participation") is None:
+        from fedsift.unlearning.rows import participation
+
+        ledger.note_participation(participation(run))

@@ -26,8 +26,8 @@ from fedsift.unlearning.methods import Task, Unlearned, unlearn
 ROUNDS, STEPS, RATE = 60, 5, 0.3
 RIVALS = ("continue", "ascent", "ascent_sum", "federaser", "orthogonal", "mgda", "pcgrad")
 FUMEGS: dict[Scenario, dict[str, Any]] = {
-    "backdoor": {"target": 0.02, "rounds": ROUNDS // 2 - 6},
-    "site": {"neutral": 0.5, "first": 0.05, "rounds": ROUNDS // 4},
+    "backdoor": {"target": 0.02, "rounds": ROUNDS * 24 // 60},
+    "site": {"neutral": 0.5, "first": 0.05, "rounds": ROUNDS * 13 // 60},
 }
 # What goes wrong when a part is left out; each beside the same number of exchanges.
 ABLATIONS: dict[str, dict[str, Any]] = {
@@ -100,10 +100,11 @@ def js_distance(p: Tensor, q: Tensor) -> Tensor:
     middle = 0.5 * (p + q)
 
     def divergence(a: Tensor) -> Tensor:
-        return torch.special.xlogy(a, a / middle.clamp(min=1e-300)).sum(-1)
+        ratio: Tensor = torch.special.xlogy(a, a / middle.clamp(min=1e-300))
+        return ratio.sum(-1)
 
-    distance: Tensor = (0.5 * (divergence(p) + divergence(q))).clamp(min=0.0).sqrt().mean()
-    return distance
+    both: Tensor = 0.5 * (divergence(p) + divergence(q))
+    return both.clamp(min=0.0).sqrt().mean()
 
 
 def _share(hits: Tensor) -> float:
@@ -184,9 +185,10 @@ def _trained(case: ForgetCase, algorithm: StoredFedAvg, seed: int, rows: Any) ->
 
 def _cost(run: Training) -> Unlearned:
     seconds = sum(record["seconds"] for record in run.history)
+    visits = sum(sum(record["sites"].values()) for record in run.history)
     return Unlearned(
         trees.unstack(run.params, 0), "trained", run.round, int(run.bytes_up.sum()),
-        int(run.bytes_down.sum()), run.round * STEPS, seconds, [],
+        int(run.bytes_down.sum()), visits * STEPS, seconds, [],
     )  # fmt: skip
 
 

@@ -79,7 +79,7 @@ class Task:
 class Unlearned(NamedTuple):
     """What a method made of a task, and what it cost.
 
-    ``local_steps``: gradients of one loss over a site's rows, counted at one site.
+    ``local_steps``: gradients of one loss over a site's rows, of all sites and rounds.
     """
 
     params: Tree
@@ -169,7 +169,7 @@ def combined(
     run = _train(task, problem, task.data, algorithm, algorithm.start(task.params),
                  checkpoint, callback)  # fmt: skip
     stop = STOP_REASONS[int(run.carried.server.stop[0])]
-    return _result(run, stop, 2 * algorithm.local_steps)
+    return _result(run, stop, algorithm.local_steps, _askers(task))
 
 
 def _learning_rate(task: Task, options: dict[str, Any]) -> dict[str, Any]:
@@ -203,10 +203,18 @@ def _train(
     )
 
 
-def _result(run: Training, stop: str, steps: int) -> Unlearned:
+def _askers(task: Task) -> int:
+    """Return how many gradients a step takes: one a site for each kind of rows it has."""
+    roles = [set(task.role[rows].tolist()) - {HELD_OUT} for rows in task.data.slices]
+    return sum(len(kinds) for kinds in roles)
+
+
+def _result(run: Training, stop: str, steps: int, gradients: int | None = None) -> Unlearned:
     params: Tree = trees.unstack(run.params, 0)
     seconds = sum(record["seconds"] for record in run.history)
-    counts = (int(run.bytes_up.sum()), int(run.bytes_down.sum()), run.round * steps)
+    visits = sum(sum(record["sites"].values()) for record in run.history)
+    work = steps * (visits if gradients is None else run.round * gradients)
+    counts = (int(run.bytes_up.sum()), int(run.bytes_down.sum()), work)
     return Unlearned(params, stop, run.round, *counts, seconds, run.history)
 
 
@@ -256,7 +264,8 @@ def ascend(
     algorithm = ProjectedAscent(**_learning_rate(task, options))
     problem = forgetting(task.problem, task.outcome)
     run = _train(task, problem, task.data, algorithm, algorithm.start(task.params), None, callback)
-    first = _result(run, "max_rounds", algorithm.local_steps)
+    asked = sum(bool((task.role[rows] == FORGET).any()) for rows in task.data.slices)
+    first = _result(run, "max_rounds", algorithm.local_steps, asked)
     if not recovery:
         return first
     then = keep_training(replace(task, params=first.params), checkpoint, callback, rounds=recovery)

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedsift.gates import HardConcrete
+from fedsift.measures import auc
 from fedsift.outcomes import Outcome
 from fedsift.problems import Batch, Problem, weighted_mean
 from fedsift.trees import Tree
@@ -152,6 +153,20 @@ def forgetting(
         row_loss=lambda params, batch: outcome.loss(predict(params, batch.x), batch.y),
         apart=None,
     )
+
+
+def forget_figures(problem: Problem, theta: Tree, forget: Batch, held_out: Batch) -> Tree:
+    """Return what a site says of its rows to forget: accuracy, and AUC of membership by loss."""
+    right, weight = problem.evaluate(theta, forget)["accuracy"]
+    right_h, weight_h = problem.evaluate(theta, held_out)["accuracy"]
+    rows = problem.row_loss(theta, forget) if problem.row_loss is not None else forget.weight
+    return {
+        "accuracy": right / weight.clamp(min=1e-12),
+        "cross_entropy": weighted_mean(rows, forget.weight),
+        "confidence": weighted_mean((-rows).exp(), forget.weight),
+        "held_out_accuracy": right_h / weight_h.clamp(min=1e-12),
+        "membership_auc": auc(-rows, forget.weight, -rows, held_out.weight),
+    }
 
 
 OPEN_GATE, CLOSED_GATE = 2.944, -2.944  # φ = ±logit(.95)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -123,6 +124,8 @@ def train(
     callback: Callback | None = None,
     watch: Watch | None = None,
     checkpoint: StageCheckpoint | None = None,
+    joins: Path | None = None,
+    withdrawn: Callable[[int], Collection[str]] | None = None,
 ) -> Training:
     """Train an algorithm and return the finished run.
 
@@ -155,6 +158,10 @@ def train(
         callback: called with each round's record.
         watch: called with the run after each round, to look at it; a true answer ends it.
         checkpoint: where to keep the state; a run begins from what is there.
+        joins: folder for the state before the first round of each site that joins later than in
+            round 0, from which a training without it can go on (`join_file`).
+        withdrawn: called before every round with its number; the sites that it names are not asked
+            again, for a request to forget that comes during the training.
 
     Raises:
         ValueError: a channel or an aggregator that the algorithm cannot work with, or bad numbers.
@@ -185,12 +192,11 @@ def train(
     if early_stop is not None:
         never = torch.full((len(seeds),), torch.inf, dtype=torch.float64)
         run.best = Best(never, run.carried.server, torch.zeros((), dtype=torch.int64))
-    if checkpoint is not None:
-        run.fingerprint = checkpoint.fingerprint or fingerprint(
-            data.fingerprint(), participation, evaluate_every
-        )
-        if checkpoint.path.exists():
-            load_training(checkpoint.path, run)
+    if checkpoint is not None or joins is not None:
+        given = None if checkpoint is None else checkpoint.fingerprint
+        run.fingerprint = given or fingerprint(data.fingerprint(), participation, evaluate_every)
+    if checkpoint is not None and checkpoint.path.exists():
+        load_training(checkpoint.path, run)
     remote = data if isinstance(data, RemoteData) else None
     batched = engine == "vectorized" and remote is None
     reason = cannot_batch(job, run.carried) if batched else None
@@ -205,7 +211,17 @@ def train(
         )
     sample = job.sample(evaluate_sites)
     loop = _Loop(
-        run, rounds, participation, evaluate_every, sample, callback, checkpoint, early_stop, watch
+        run,
+        rounds,
+        participation,
+        evaluate_every,
+        sample,
+        callback,
+        checkpoint,
+        early_stop,
+        watch,
+        joins,
+        withdrawn,
     )
     loop.proceed(remote.way.engine() if remote is not None else make_engine(engine, run.plan))
     return run
@@ -286,6 +302,8 @@ class _Loop:
     checkpoint: StageCheckpoint | None
     early_stop: EarlyStop | None
     watch: Watch | None = None
+    joins: Path | None = None
+    withdrawn: Callable[[int], Collection[str]] | None = None
 
     def __post_init__(self) -> None:
         run = self.run
@@ -356,7 +374,9 @@ class _Loop:
 
     def _round(self, engine: Engine) -> None:
         run, began = self.run, time.perf_counter()
+        self._let_go()
         participants = run.job.participants(run.round, self.participation)
+        self._keep_before_joins(participants)
         info: dict[str, Tensor] = {}
         rejected: set[str] = set()
         remarks: dict[str, str] = {}
@@ -410,11 +430,44 @@ class _Loop:
         if self.callback is not None:
             self.callback(record)
 
+    def _let_go(self) -> None:
+        """Ask sites that have withdrawn no more."""
+        job = self.run.job
+        names = set() if self.withdrawn is None else set(self.withdrawn(self.run.round))
+        gone = torch.tensor([name in names for name in job.data.sites])
+        if not (job.eligible & gone).any():
+            return
+        if (job.eligible & ~gone).any():
+            self.run.job = replace(job, allowed=job.eligible & ~gone)
+        else:
+            msg = "every site has withdrawn; there is nothing to train on"
+            raise ValueError(msg)
+
+    def _keep_before_joins(self, participants: Tensor) -> None:
+        """Keep the state before the first round of each site that joins late."""
+        run = self.run
+        if self.joins is None or run.round == 0:
+            return
+        new = (participants & (run.carried.ledger < 0)).any(0)
+        for site in new.nonzero().squeeze(1).tolist():
+            file = join_file(self.joins, run.job.data.sites[site])
+            if not file.exists():
+                save_training(file, run)
+
     def _keep(self) -> None:
         self.retained = retain(self.run)
         if self.checkpoint is not None and time.monotonic() - self.saved > self.checkpoint.every:
             save_training(self.checkpoint.path, self.run)
             self.saved = time.monotonic()
+
+
+def join_file(folder: Path, site: str) -> Path:
+    """Return where the state before a site's first round is kept; its name does not tell the site.
+
+    To train exactly without the site, give a copy of it as ``checkpoint`` of the same training,
+    with ``eligible`` False for the site.
+    """
+    return folder / f"before-{fingerprint('join', site)[:16]}.safetensors"
 
 
 def _by_level(run: Training) -> dict[str, dict[str, int]]:

@@ -18,8 +18,8 @@ from torch import Tensor
 from fedsift import combiners, trees
 from fedsift.algorithms.base import Algorithm, Info, Totals, Upload
 from fedsift.data.federated import FORGET, HELD_OUT, RETAIN
-from fedsift.measures import auc
-from fedsift.problems import Batch, Problem, weighted_mean
+from fedsift.forgetting import forget_figures
+from fedsift.problems import Batch, Problem
 from fedsift.sites import SiteData
 from fedsift.trees import Tree
 
@@ -270,17 +270,3 @@ class FUMEGS(Algorithm):
 
     def solution(self, problem: Problem, server: ServerState) -> Tree:
         return server.kept
-
-
-def forget_figures(problem: Problem, theta: Tree, forget: Batch, held_out: Batch) -> Tree:
-    """Return what a site says of its rows to forget: accuracy, and AUC of membership by loss."""
-    right, weight = problem.evaluate(theta, forget)["accuracy"]
-    right_h, weight_h = problem.evaluate(theta, held_out)["accuracy"]
-    rows = problem.row_loss(theta, forget) if problem.row_loss is not None else forget.weight
-    return {
-        "accuracy": right / weight.clamp(min=1e-12),
-        "cross_entropy": weighted_mean(rows, forget.weight),
-        "confidence": weighted_mean((-rows).exp(), forget.weight),
-        "held_out_accuracy": right_h / weight_h.clamp(min=1e-12),
-        "membership_auc": auc(-rows, forget.weight, -rows, held_out.weight),
-    }

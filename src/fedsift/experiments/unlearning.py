@@ -14,7 +14,13 @@ from fedsift import trees
 from fedsift.algorithms.erasers import StoredFedAvg
 from fedsift.data.federated import FORGET, HELD_OUT
 from fedsift.experiments.base import Cell, Experiment, Outcome
-from fedsift.experiments.forgetting_cases import ForgetCase, Scenario, Source, make_case
+from fedsift.experiments.forgetting_cases import (
+    ForgetCase,
+    Scenario,
+    Source,
+    has_mnist,
+    make_case,
+)
 from fedsift.experiments.tables import table_markdown
 from fedsift.outcomes import Softmax
 from fedsift.reporting.charts import Chart, Series
@@ -120,9 +126,10 @@ def compare(
     methods: list[str],
     rounds: int = ROUNDS,
     sites: int = 10,
+    poisoned: float = 0.6,
 ) -> dict[str, Any]:
     """Train, retrain and forget in one federation; return a row a method."""
-    case = make_case(source, scenario, network, alpha, seed, sites)
+    case = make_case(source, scenario, network, alpha, seed, sites, poisoned)
     algorithm = StoredFedAvg(rounds=rounds, local_steps=STEPS, learning_rate=RATE)
     original = _trained(case, algorithm, seed, case.trained_on())
     again = _trained(case, algorithm, seed, case.without_site())
@@ -234,6 +241,28 @@ def _plan(*, quick: bool) -> Iterator[tuple[str, dict[str, Any]]]:
                         f"{scenario} · {source} · {network} · {spread} · seed {seed}",
                         _arguments(source, scenario, network, alpha, seed, methods),
                     )
+    if has_mnist():
+        yield from _mnist()
+
+
+def _mnist() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the published set-up, and the ten sites, on MNIST digits.
+
+    Five clients, 80 % of one's images that are no 9 with a trigger and the label 9 (Halimi et al.).
+    """
+    methods = ["fumegs", "continue", "ascent", "federaser"]
+    for seed in range(3):
+        published = _arguments("mnist", "backdoor", "cnn", None, seed, methods)
+        yield (
+            f"backdoor · mnist, 5 sites, 80 % · cnn · IID · seed {seed}",
+            published | {"sites": 5, "poisoned": 0.8, "rounds": 30},
+        )
+        for alpha in (None, 0.3):
+            spread = "IID" if alpha is None else f"Dirichlet {alpha}"
+            yield (
+                f"backdoor · mnist · mlp · {spread} · seed {seed}",
+                _arguments("mnist", "backdoor", "mlp", alpha, seed, methods),
+            )
 
 
 def _arguments(

@@ -428,8 +428,12 @@ def test_the_command_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> N
         (["--row", "nobody"], "no row is called 'nobody'"),
         (["--class", "maybe"], "no class is called 'maybe'"),
         (["--site", "a", "--site", "b", "--site", "c", "--site", "d"], "nothing would be left"),
-        (["--site", "c", "--method", "retrain", "--target", ".1"], "no options of retrain"),
+        (
+            ["--site", "c", "--method", "retrain", "--target", ".1"],
+            "retrain has no option 'target'",
+        ),
         (["--site", "c", "--target", "7"], "target"),
+        (["--site", "c", "--method", "continue", "--target", ".1"], "has no option 'target'"),
         (["--site", "c", "--method", "federaser"], "needs the stored updates"),
         (["--site", "c", "--key", "nowhere.pem", "--method", "retrain"], "nowhere.pem"),
     ],

@@ -246,4 +246,7 @@ def forget(
         key_file=None if key_file is None else Path(key_file),
         options=options,
     )
-    return forget_in_run(path, scope, orders, data)
+    report = forget_in_run(path, scope, orders, data)
+    if report.status == "verified":
+        write_report(path)  # the old one names the sites
+    return report

@@ -25,7 +25,7 @@ class Total(NamedTuple):
     """What the server learns of one group of uploads.
 
     ``mean``: weighted mean over the participants; ``weight``: their weight; ``population``: the
-    weight of all sites, taking part or not.
+    weight of all sites of the group, taking part or not.
     """
 
     mean: Tree

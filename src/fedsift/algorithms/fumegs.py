@@ -69,7 +69,7 @@ class FUMEGS(Algorithm):
 
     Attributes:
         rule: ``flexible``, or a rule of `combiners` that weighs by the gradients' norms.
-        ratio: ρ is ``equal``, 1, or follows the ``conflict``.
+        ratio: ρ, or ``conflict`` for the rule above; the smaller, the gentler.
         length: ``adaptive`` as above, ``fixed`` n_u at most ``cap``, or ``safe`` (IMTL-G's).
         first: the first length in units of n_u.
         growth: of the length after an accepted step.
@@ -93,7 +93,7 @@ class FUMEGS(Algorithm):
 
     rounds: int = 40
     rule: Literal["flexible", "mgda", "imtl_g", "pcgrad", "orthogonal", "sum"] = "flexible"
-    ratio: Literal["conflict", "equal"] = "equal"
+    ratio: float | Literal["conflict"] = 1.0
     length: Literal["adaptive", "fixed", "safe"] = "adaptive"
     first: float = 0.2
     growth: float = 1.5
@@ -216,10 +216,9 @@ class FUMEGS(Algorithm):
         one = torch.ones_like(g.forget)
         if self.rule != "flexible":
             return combiners.RULES[self.rule](g)
-        ratio = one
-        if self.ratio == "conflict":
-            spent = rise.clamp(min=0.0) / self.budget + 1e-3
-            ratio = combiners.flexible_ratio(g, missing / spent)
+        spent = rise.clamp(min=0.0) / self.budget + 1e-3
+        wanted = missing / spent if self.ratio == "conflict" else self.ratio * one
+        ratio = combiners.flexible_ratio(g, wanted)
         # Once the target is met, the steps are for the retained loss alone.
         return combiners.flexible(g, torch.where(missing > 0, ratio, 0.0), one)
 

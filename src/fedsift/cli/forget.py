@@ -87,6 +87,7 @@ def forget(
     """
     from fedsift.cli.interrupts import stopping_in_order
     from fedsift.cli.output import notes, show_json
+    from fedsift.reporting import write_report
     from fedsift.reporting.forgetting import write_forget_picture
     from fedsift.unlearning.process import Orders, forget_in_run
     from fedsift.unlearning.scope import Scope
@@ -96,8 +97,6 @@ def forget(
         raise UsageError("nothing is named to forget; give --site, --row or --class")
     given = {"target": target, "rounds": rounds}
     options: dict[str, Any] = {k: v for k, v in given.items() if v is not None}
-    if method == "retrain" and options:
-        raise UsageError("--target and --rounds are no options of retrain; leave them out")
     orders = Orders(
         method=method,
         fallback=fallback,
@@ -110,6 +109,8 @@ def forget(
         report = forget_in_run(run, scope, orders)
     if report.audit_record is not None:
         write_forget_picture(run, report)
+    if report.status == "verified":
+        write_report(run)  # the old one names the sites
     if report.stop_reason == "unknown":
         raise UsageError(f"{report.notes[0]}; nothing was changed, the request is noted as no_op")
     if json:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -135,7 +136,7 @@ def _facts(facts: dict[str, Any], data: FederatedData, scope: Scope, salt: str) 
         "samples": rest.n_samples,
         "sites": dict(zip(rest.sites, rest.sizes, strict=True)),
         "class_counts": counts,
-        "notes": [*facts["data"]["notes"], note],
+        "notes": [n for n in facts["data"]["notes"] if not _names(n, scope)] + [note],
     }
     source = facts["source"]
     if source is not None and source["files"] and source["site_column"] is None:
@@ -144,6 +145,11 @@ def _facts(facts: dict[str, Any], data: FederatedData, scope: Scope, salt: str) 
     old = facts["results"].get("beside", {})
     results = facts["results"] | {"beside": _without_sites(old, scope, salt)}
     return facts | {"data": described, "source": source, "results": results}
+
+
+def _names(note: str, scope: Scope) -> bool:
+    """Tell whether a note speaks of a site that is forgotten."""
+    return any(re.search(rf"(?<!\w){re.escape(site)}(?!\w)", note) for site in scope.sites)
 
 
 def _without_sites(value: Any, scope: Scope, salt: str) -> Any:

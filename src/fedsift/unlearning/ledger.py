@@ -25,13 +25,13 @@ State = Literal[
 ]
 NEXT: dict[str, tuple[str, ...]] = {
     "received": ("validated", "no_op", "failed"),
-    "validated": ("queued", "failed"),
-    "queued": ("running", "failed"),
+    "validated": ("queued", "no_op", "failed"),
+    "queued": ("running", "no_op", "failed"),
     "running": ("verified", "target_not_met", "failed", "queued"),
     "verified": (),
     "target_not_met": ("queued",),
     "failed": ("queued",),
-    "no_op": (),
+    "no_op": ("received",),
 }
 OPEN = ("received", "validated", "queued", "running")
 
@@ -211,7 +211,7 @@ class Ledger:
         fallback: str | None,
         deadline: float | None,
     ) -> Request:
-        if request.state in {"running", "verified", "no_op"}:
+        if request.state in {"running", "verified"}:
             return request
         due = [
             d for d in (deadline, request.deadline) if d is not None
@@ -225,6 +225,8 @@ class Ledger:
             )  # fmt: skip
             if request.state in {"target_not_met", "failed"}:
                 self._move(request.id, "queued", batch=None, error=None)
+            if request.state == "no_op":  # what was unknown may be known by now
+                self._move(request.id, "received", stop_reason=None)
         return self.request(request.id)
 
     def move(self, name: str, state: State, **more: Any) -> None:
@@ -333,6 +335,7 @@ class Ledger:
         """Write down (site, stage, seed, first round, rounds) of a training, once."""
         with self.write("participation"):
             self._db.executemany("insert or ignore into participation values (?,?,?,?,?)", rows)
+            self._put("participation", "noted")
 
     def participation(self, site: str) -> list[tuple[str, int, int, int]]:
         """Return (stage, seed, first round, rounds) of a site."""

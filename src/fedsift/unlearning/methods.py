@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -38,7 +38,6 @@ class Task:
         seed: of that training.
         participation, weights, engine: of that training.
         norms: lengths of the server's updates in that training, a number a round; None: not kept.
-        clip: what is done to parameters at the end, such as keeping the largest.
     """
 
     problem: Problem
@@ -105,6 +104,7 @@ class Forgetter:
         run: (task, checkpoint, callback, options) → result.
         guarantee: what may be said of the result.
         needs_forget_site: whether the site that forgets must answer.
+        options: names of what can be set.
         summary: one line for people.
     """
 
@@ -112,6 +112,12 @@ class Forgetter:
     guarantee: Guarantee
     needs_forget_site: bool
     summary: str
+    options: frozenset[str]
+
+    @property
+    def stops(self) -> bool:
+        """Whether it can stop at a target."""
+        return "target" in self.options
 
 
 def unlearn(
@@ -128,6 +134,7 @@ def unlearn(
         ValueError: there is no such method, or it cannot be run on the task.
     """
     began = time.perf_counter()
+    check_options(method, options)
     result = find_forgetter(method).run(task, checkpoint, callback, **options)
     return result._replace(seconds=time.perf_counter() - began)
 
@@ -141,6 +148,19 @@ def find_forgetter(name: str) -> Forgetter:
     if name not in FORGETTERS:
         raise ValueError(f"no method {name!r} to forget with; {nearest(name, list(FORGETTERS))}")
     return FORGETTERS[name]
+
+
+def check_options(method: str, options: Iterable[str]) -> None:
+    """Refuse options that a method does not have.
+
+    Raises:
+        ValueError: there is one; the text names those that there are.
+    """
+    known = find_forgetter(method).options
+    for name in options:
+        if name not in known:
+            has = ", ".join(sorted(known)) or "none"
+            raise ValueError(f"{method} has no option {name!r}; it has: {has}")
 
 
 def combined(
@@ -197,7 +217,7 @@ def _train(
         weights=task.weights,
         engine=task.engine,
         start=None if start is None else trees.stack([start]),
-        evaluate_every=5 if checkpoint else 1_000_000,
+        evaluate_every=1 if checkpoint else 1_000_000,
         checkpoint=checkpoint,
         callback=callback,
     )
@@ -218,11 +238,9 @@ def _result(run: Training, stop: str, steps: int, gradients: int | None = None) 
     return Unlearned(params, stop, run.round, *counts, seconds, run.history)
 
 
-def retrain(
-    task: Task, checkpoint: StageCheckpoint | None, callback: Callback | None, **options: Any
-) -> Unlearned:
+def retrain(task: Task, checkpoint: StageCheckpoint | None, callback: Callback | None) -> Unlearned:
     """Train anew without the rows, from the start and with the seed of the original."""
-    algorithm = replace(task.training, **options)
+    algorithm = task.training
     run = _train(task, task.problem, task.rest(), algorithm, None,
                  checkpoint, callback, task.participation)  # fmt: skip
     return _result(run, "max_rounds", algorithm.local_steps)
@@ -316,26 +334,45 @@ def _rule(name: str, **fixed: Any) -> Callable[..., Unlearned]:
 
 _OPEN: dict[str, Any] = {"length": "fixed", "budget": 1e9, "local_steps": 1}
 
+_STEPS = frozenset({"learning_rate", "local_steps"})
+_AVERAGING = _STEPS | {"rounds", "batch_size", "safety"}
+_RULE = frozenset(f.name for f in fields(FUMEGS)) | {"loss", "temperature"}
+_FIXED = _RULE - {"rule"}
+
+
+def _empirical(
+    run: Callable[..., Unlearned], summary: str, options: frozenset[str], *, alone: bool = False
+) -> Forgetter:
+    return Forgetter(run, "empirical", not alone, summary, options)
+
+
 FORGETTERS: dict[str, Forgetter] = {
-    "fumegs": Forgetter(combined, "empirical", True, "FU-MEGS: forget and retain together"),
+    "fumegs": _empirical(combined, "FU-MEGS: forget and retain together", _RULE),
     "retrain": Forgetter(
-        retrain, "exact given preprocessing", False, "train anew without what is forgotten"
+        retrain,
+        "exact given preprocessing",
+        False,
+        "train anew without what is forgotten",
+        frozenset(),
     ),
-    "continue": Forgetter(keep_training, "empirical", False, "continue training on the rest"),
-    "ascent": Forgetter(ascend, "empirical", True, "projected gradient ascent (Halimi et al.)"),
-    "federaser": Forgetter(erase, "empirical", False, "FedEraser: stored lengths, new directions"),
-    "orthogonal": Forgetter(
-        _rule("orthogonal", **_OPEN),
-        "empirical",
-        True,
-        "orthogonal direction (FedOSD's first phase)",
+    "continue": _empirical(keep_training, "continue training on the rest", _AVERAGING, alone=True),
+    "ascent": _empirical(
+        ascend,
+        "projected gradient ascent (Halimi et al.)",
+        _STEPS | {"rounds", "radius", "recovery"},
     ),
-    "mgda": Forgetter(_rule("mgda", **_OPEN), "empirical", True, "the shortest combination"),
-    "pcgrad": Forgetter(_rule("pcgrad", **_OPEN), "empirical", True, "the projected sum"),
-    "ascent_sum": Forgetter(
-        _rule("sum", loss="ascent", **_OPEN),
-        "empirical",
-        True,
-        "ascent on one, descent on the other",
+    "federaser": _empirical(
+        erase,
+        "FedEraser: stored lengths, new directions",
+        frozenset({"every", "local_steps"}),
+        alone=True,
+    ),
+    "orthogonal": _empirical(
+        _rule("orthogonal", **_OPEN), "orthogonal direction (FedOSD's first phase)", _FIXED
+    ),
+    "mgda": _empirical(_rule("mgda", **_OPEN), "the shortest combination", _FIXED),
+    "pcgrad": _empirical(_rule("pcgrad", **_OPEN), "the projected sum", _FIXED),
+    "ascent_sum": _empirical(
+        _rule("sum", loss="ascent", **_OPEN), "ascent on one, descent on the other", _FIXED
     ),
 }

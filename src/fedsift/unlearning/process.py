@@ -22,7 +22,7 @@ from fedsift.runs import Run, load_run
 from fedsift.unlearning import commit
 from fedsift.unlearning.audit import STATEMENTS, check_key
 from fedsift.unlearning.ledger import Ledger, Request
-from fedsift.unlearning.methods import find_forgetter
+from fedsift.unlearning.methods import check_options, find_forgetter
 from fedsift.unlearning.report import UnlearningReport
 from fedsift.unlearning.rows import RunRows, read_rows
 from fedsift.unlearning.scope import Scope
@@ -80,7 +80,7 @@ def forget_in_run(
         RunError: the folder cannot be used, or the data are not those of the run.
         ValueError: nothing is named, all sites are, or the method cannot be run.
     """
-    find_forgetter(orders.method)
+    check_options(orders.method, orders.options)
     find_forgetter(orders.fallback)
     if not scope:
         raise ValueError("nothing is named to forget; name a site, a row's id or a class")
@@ -153,15 +153,16 @@ def carry_out(
         r
         for r in ledger.requests(("queued",))
         if r.scope is not None
-        and (r.id == name or r.method == request.method)
-        and (r.id == name or not read_rows(run, r.scope, ledger, data).offline)
+        and r.method == request.method
+        and effective_method(ledger, r, read_rows(run, r.scope, ledger, data)) == (method, None)
     ]
+    as_asked = method == request.method
     plan = {
         "method": method,
-        "options": orders.options,
+        "options": orders.options if as_asked else {},
         "scope": merged(batch).model_dump(mode="json"),
         "tuning_redone": orders.tuning_redone,
-        "fallback_used": method != request.method,
+        "fallback_used": not as_asked,
         "model": run.facts["files"]["model.safetensors"],
     }
     number = ledger.start_batch(batch, plan)

@@ -96,7 +96,7 @@ def _changed(
         )
     kept = run.settings.kept(problem.gates.size)
     method, options = plan["method"], dict(plan["options"])
-    is_rule = find_forgetter(method).needs_forget_site and method != "ascent"
+    is_rule = find_forgetter(method).stops
     level = run.facts.get("held_out_loss")
     if is_rule:
         if "target" not in options:

@@ -16,6 +16,7 @@ from fedsift.engines.base import (
     exchange_key,
     first_download,
     send,
+    site_data,
     start_servers,
     state_template,
 )
@@ -24,7 +25,6 @@ from fedsift.engines.flower.memory import Exchanges
 from fedsift.engines.flower.parts import Part, PartError, describe, rebuild
 from fedsift.engines.programs import Programs, working
 from fedsift.problems import Problem
-from fedsift.sites import SiteData
 from fedsift.trees import Tree
 
 NEVER = -1  # the exchange of a seed that was never asked
@@ -145,14 +145,14 @@ class SiteWork:
         job, wanted = self.job, torch.tensor(seeds)
         if not job.problem.batched:
             return self._one_by_one(replica, state, seeds, number, exchange)
-        tables = (job.data.x, job.data.y, job.data.weight, job.shares[0])
+        rows = (job.tables, job.shares[0])
         sent, after, info, _, _ = Programs().run(
             working,
             job,
             exchange,
             replica,
             trees.map_tensors(lambda t: t.unsqueeze(0), state),
-            tuple(t.unsqueeze(0) for t in tables),
+            trees.map_tensors(lambda t: t.unsqueeze(0), rows),
             (job.run_keys[wanted].unsqueeze(0), job.data_key, job.site_keys),
             torch.tensor(number),
             full=True,
@@ -164,7 +164,7 @@ class SiteWork:
     ) -> tuple[Any, Any, Any]:
         job, results = self.job, []
         batches = exchange_key(job.data_key, exchange, number, job.site_keys[0])
-        data = SiteData(job.data.x, job.data.y, job.data.weight, job.shares[0], batches)
+        data = site_data(job.tables, job.shares[0], batches)
         for place, seed in enumerate(seeds):
             client, residual = trees.unstack(state, place)
             key = exchange_key(job.run_keys[seed], exchange, number, job.site_keys[0])
@@ -182,7 +182,7 @@ def upload_schema(job: Job, exchange: str, carried: Any) -> dict[str, Tree]:
     shared = trees.unstack(carried.broadcast.replica, 0)
     client = job.algorithm.client_init(job.problem, shared)
     rows, key = job.rows_of(0), job.run_keys[0]
-    data = SiteData(job.data.x[rows], job.data.y[rows], job.data.weight[rows], job.shares[0], key)
+    data = site_data([table[rows] for table in job.tables], job.shares[0], key)
     upload, _, _ = job.algorithm.client_round(job.problem, shared, client, data, key, exchange)
     return {group: tree for group, (tree, _) in upload.items()}
 

@@ -7,7 +7,7 @@ from statistics import fmean
 
 import pytest
 
-from fedsift.experiments.unlearning import compare
+from fedsift.experiments.unlearning import NUMBERS, compare
 
 SEEDS = range(5)
 FEDERATIONS = [
@@ -24,12 +24,11 @@ def names(case):
 
 def means(scenario, case, methods):
     source, network, alpha = case
-    found = {}
+    found: dict[str, list[dict[str, float]]] = {}
     for seed in SEEDS:
         for row in compare(source, scenario, network, alpha, seed, methods)["rows"]:
             found.setdefault(row["method"], []).append(row)
-    keys = [k for k, v in found["retrain"][0].items() if isinstance(v, int | float)]
-    return {m: {k: fmean(r[k] for r in rows) for k in keys} for m, rows in found.items()}
+    return {m: {k: fmean(r[k] for r in rows) for k in NUMBERS} for m, rows in found.items()}
 
 
 @pytest.mark.acceptance_long

@@ -223,7 +223,7 @@ class FUMEGS(Algorithm):
         return combiners.flexible(g, torch.where(missing > 0, ratio, 0.0), one)
 
     def gap(self, forget: Tree) -> Tensor:
-        """Return how far the rows to forget are from the target, 0 or less when it is met."""
+        """Return how far the rows to forget are from the target, 0 or less when it is met; or 1."""
         if self.target is not None:
             return (forget["confidence"] - self.target).double()
         if self.neutral is not None:
@@ -232,7 +232,7 @@ class FUMEGS(Algorithm):
             return torch.minimum(told_apart, better)
         if self.level is not None:
             return (self.level - forget["cross_entropy"]).double()
-        return forget["loss"].double()
+        return torch.ones_like(forget["loss"]).double()
 
     def next_length(
         self,
@@ -258,8 +258,6 @@ class FUMEGS(Algorithm):
     ) -> Tensor:
         """Return why to stop, or `RUNNING`."""
         met = (self.gap(forget) <= 0) & (rise <= self.settled * self.budget)
-        if self.target is None and self.neutral is None and self.level is None:
-            met = torch.zeros_like(met)
         stop = torch.where(~kept & (shrunk < 1e-3), BUDGET_BROKEN, RUNNING)
         stop = torch.where(calm >= self.patience, STATIONARY, stop)
         return torch.where(kept & met, TARGET_MET, stop)

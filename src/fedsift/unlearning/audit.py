@@ -10,9 +10,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from fedsift.checkpoints import write_atomic
 from fedsift.run_folder import RunError
-from fedsift.sealed import fingerprint
+from fedsift.sealed import fingerprint, write_atomic
 
 VERSION = 1
 FIRST = "0" * 64

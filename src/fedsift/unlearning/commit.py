@@ -13,12 +13,11 @@ from typing import Any
 
 from fedsift import trees
 from fedsift._version import __version__
-from fedsift.checkpoints import write_atomic
 from fedsift.data import FederatedData
 from fedsift.evaluation import evaluate
 from fedsift.run_folder import VERSION, checksum, clear_checkpoints, write_facts
 from fedsift.runs import Run
-from fedsift.sealed import seal
+from fedsift.sealed import seal, write_atomic
 from fedsift.studies import linear_problem
 from fedsift.unlearning.audit import append_record
 from fedsift.unlearning.rows import RunRows

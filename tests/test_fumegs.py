@@ -146,7 +146,7 @@ def test_exactly_opposite_gradients_stop_as_stationary() -> None:
     twice = replace(twice, role=(torch.arange(240) < 120).to(torch.int8))
     problem = problem_of(twice, loss="ascent")
     params = problem.init(torch.tensor(0))
-    run = forget(twice, problem, params, rounds=20, ratio=1.0, patience=3)
+    run = forget(twice, problem, params, rounds=20, local_steps=1, patience=3)
     assert stop_of(run) == STOP_REASONS[STATIONARY]
     assert len(run.history) == 4  # the first does not count
     assert all(torch.allclose(run.params[k][0], v, atol=1e-6) for k, v in params.items())

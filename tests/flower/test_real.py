@@ -209,7 +209,11 @@ class Counter:
                 near, _ = self.server.accept()
             except OSError:
                 return
-            far = socket.create_connection(("127.0.0.1", self.target))
+            try:
+                far = socket.create_connection(("127.0.0.1", self.target))
+            except OSError:  # the server has ended, a node has not yet
+                near.close()
+                continue
             for pair in ((near, far, self.up), (far, near, self.down)):
                 threading.Thread(target=self._pass, args=pair, daemon=True).start()
 

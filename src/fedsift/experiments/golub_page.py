@@ -47,9 +47,9 @@ def golub_page(results: dict[str, Any]) -> str:
         "",
         paragraph(
             f"""{results["splits"]} splits into {train} patients at five sites and
-            {test} to test{embedded}. {results["seeds"]} runs a split of the methods
-            that draw random numbers, {results["rounds"]} rounds, then {results["tuning_rounds"]} rounds that refit the
-            chosen genes at the sites. The ensemble keeps what most runs chose."""
+            {test} to test{embedded}. {results["seeds"]} runs a split of the methods that draw
+            random numbers, {results["rounds"]} rounds, then {results["tuning_rounds"]} rounds that
+            refit the chosen genes at the sites. The ensemble keeps what most runs chose."""
         ),
         "",
         *_tables(rows),

@@ -7,7 +7,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
-from fedsift.algorithms import EFLoPS, EFLoPSPaper, FedAvg, FedHT, FedIterHT, LocalTraining
+from fedsift.algorithms import (
+    Algorithm,
+    EFLoPS,
+    EFLoPSPaper,
+    FedAvg,
+    FedHT,
+    FedIterHT,
+    OneShot,
+    SolvedAtSite,
+)
 from fedsift.channels import Channel, Lossless, TopM
 
 Messages = Literal["auto", "dense", "feedback", "paper"]
@@ -29,6 +38,11 @@ def sparse_formula(gates: int, kept: int) -> int:  # noqa: ARG001
     return 4 * kept
 
 
+def sums_formula(gates: int, kept: int) -> int:  # noqa: ARG001
+    """2 (d+1)(d+4): the sums over pairs of features."""
+    return 2 * (gates + 1) * (gates + 4)
+
+
 @dataclass(frozen=True)
 class Method:
     """A method by name.
@@ -43,14 +57,19 @@ class Method:
         formula: bytes of an upload by the paper's count, from (gates G, kept m): no index, one way.
     """
 
-    algorithm: type[LocalTraining]
+    algorithm: type[Algorithm]
     rows: Rows
     summary: str
     options: dict[str, Any] = field(default_factory=dict)
     feedback: bool = False
     formula: Callable[[int, int], int] = dense_formula
 
-    def build(self, messages: Messages = "auto", **knobs: Any) -> LocalTraining:
+    @property
+    def once(self) -> bool:
+        """Whether all is said in one exchange, so that seeds and participation change nothing."""
+        return issubclass(self.algorithm, OneShot)
+
+    def build(self, messages: Messages = "auto", **knobs: Any) -> Algorithm:
         """Return the algorithm with these hyperparameters; those it does not have are left out.
 
         None stands for the default.
@@ -97,6 +116,25 @@ METHODS: dict[str, Method] = {
     ),
     "central": Method(EFLoPS, "pooled", "E-FLoPS on all rows in one place: the bound"),
     "local": Method(EFLoPS, "alone", "E-FLoPS at each site alone"),
+    "oneshot": Method(
+        OneShot,
+        "federated",
+        "sums over pairs of features, sent once, and a best-subset solver",
+        {"rounds": 1},
+        formula=sums_formula,
+    ),
+    "abess": Method(
+        SolvedAtSite,
+        "pooled",
+        "a best-subset solver on all rows in one place",
+        {"rounds": 1, "solver": "abess"},
+    ),
+    "lasso": Method(
+        SolvedAtSite,
+        "pooled",
+        "a cross-validated lasso on all rows in one place, its largest weights",
+        {"rounds": 1, "solver": "lasso"},
+    ),
 }
 
 

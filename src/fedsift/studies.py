@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Any, Literal, NamedTuple
 
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedsift import models, trees
 from fedsift.aggregation import AGGREGATORS, Aggregator, Rule
-from fedsift.algorithms import LocalTraining, Tuning
+from fedsift.algorithms import Algorithm, Tuning
 from fedsift.channels import Channel
 from fedsift.checkpoints import StageCheckpoint
 from fedsift.data import FederatedData, How, Standardiser, split
@@ -41,7 +41,8 @@ class Settings(BaseModel):
     ``features`` (how many to keep) or ``density`` (their share) must be given. None elsewhere means
     the algorithm's own default. ``ridge`` is the weight of the refit's penalty in units of one
     sample; ``early_stop`` ends the refit after that many evaluations without a lower loss on a
-    fifth of the training rows, which then only validate.
+    fifth of the training rows, which then only validate. ``knobs`` are hyperparameters of the
+    method's algorithm by name, such as ``entropy``.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -69,6 +70,7 @@ class Settings(BaseModel):
     gate: Literal["feature", "scalar"] = "feature"
     engine: Literal["vectorized", "loop"] = "vectorized"
     evaluate_every: int = Field(10, ge=1)
+    knobs: dict[str, bool | int | float | str] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _check(self) -> Settings:
@@ -146,7 +148,9 @@ def check_request(settings: Settings, methods: Sequence[str], data: FederatedDat
         raise ValueError(msg)
     density = settings.kept(data.n_features) / data.n_features
     algorithms = [search_algorithm(settings, find_method(name), density) for name in methods]
+    problem = linear_problem(data, settings.gate)
     for name, algorithm in zip(methods, algorithms, strict=True):
+        algorithm.refuse(problem)
         method = find_method(name)
         kept = settings.kept(data.n_features)
         check_pair(algorithm, _channel(settings, method, kept), _aggregator(settings, method))
@@ -156,6 +160,16 @@ def check_request(settings: Settings, methods: Sequence[str], data: FederatedDat
             "with a schedule it is fedht: use --method fedht"
         )
         raise ValueError(msg)
+
+
+def effective(settings: Settings) -> Settings:
+    """Return the settings that count: a method that says all at once has one seed, and all sites.
+
+    Its search asks every site; seeds would all give the same answer.
+    """
+    if find_method(settings.method).once:
+        return settings.model_copy(update={"seeds": 1, "participation": 1.0})
+    return settings
 
 
 class Case(NamedTuple):
@@ -251,6 +265,7 @@ def fit_case(
     ``repeats``: how many such cases there are, to decide whether compiling pays.
     """
     method = find_method(settings.method)
+    settings = effective(settings)
     rows = standardiser.apply(case.train)
     rows = rows.pooled() if method.rows == "pooled" else rows
     problem = linear_problem(rows, settings.gate)
@@ -307,21 +322,26 @@ def _bytes_sent(
     )
 
 
-def search_algorithm(settings: Settings, method: Method, density: float) -> LocalTraining:
+def search_algorithm(settings: Settings, method: Method, density: float) -> Algorithm:
     """Return the algorithm of a search.
 
     Raises:
         ValueError: the method cannot do what the settings ask.
     """
-    return method.build(
-        settings.messages if method.rows == "federated" else "auto",
-        rounds=settings.rounds,
-        density=density,
-        schedule=settings.schedule,
-        learning_rate=settings.learning_rate,
-        local_steps=settings.local_steps,
-        batch_size=settings.batch_size,
-    )
+    named = {
+        "rounds": settings.rounds,
+        "schedule": settings.schedule,
+        "learning_rate": settings.learning_rate,
+        "local_steps": settings.local_steps,
+        "batch_size": settings.batch_size,
+    }
+    own = {f.name for f in fields(method.algorithm)} - {"density", "gate"}
+    for name in settings.knobs:
+        if name not in own - method.options.keys():
+            msg = f"{settings.method} has no knob {name!r}; {nearest(name, sorted(own))}"
+            raise ValueError(msg)
+    messages = settings.messages if method.rows == "federated" else "auto"
+    return method.build(messages, density=density, **(named | settings.knobs))
 
 
 def _search(

@@ -29,7 +29,7 @@ from fedsift.run_folder import (
 )
 from fedsift.runs import Run, load_run, write_run
 from fedsift.sealed import fingerprint
-from fedsift.studies import Case, Fit, Progress, Settings, fit_case
+from fedsift.studies import Case, Fit, Progress, Settings, effective, fit_case
 
 BESIDE = ("local", "central")
 VERSIONS = {"fedsift": __version__, "torch": str(torch.__version__)}
@@ -110,7 +110,8 @@ def method_results(
 ) -> tuple[dict[str, Any], list[Fit]]:
     """Fit a method on cases; return its figures and the fits."""
     fits = study.fits(method, cases)
-    return method_figures(fits, cases, study.settings.seeds), fits
+    settings = effective(study.settings.model_copy(update={"method": method}))
+    return method_figures(fits, cases, settings.seeds), fits
 
 
 def run_fit(

@@ -73,6 +73,8 @@ def test_every_algorithm_is_the_simulators(
 @pytest.mark.parametrize("method", FEDERATED)
 def test_a_fit_is_the_simulators(method: str, tmp_path: Path) -> None:
     """Splits, standardisation, search, refit and scores; three cases share the messages."""
+    if method == "oneshot":
+        pytest.importorskip("abess", reason="the extra oneshot (abess) is not installed")
     outcome = ("binary", "regression")[FEDERATED.index(method) % 2]
     data = rows(outcome, sizes=(9, 6, 8))
     grid = FakeGrid(nodes_of(data, tmp_path))

@@ -13,6 +13,7 @@ from fedsift.algorithms.fields import GaussianNoise
 from fedsift.algorithms.fumegs import FUMEGS
 from fedsift.algorithms.lippax import Lippax
 from fedsift.algorithms.lippax_literal import LippaxLiteral
+from fedsift.algorithms.oneshot import OneShot, SolvedAtSite
 from fedsift.algorithms.scaffold import Scaffold
 
 __all__ = [
@@ -34,7 +35,9 @@ __all__ = [
     "LocalExtraSGD",
     "LocalProximalExtraStep",
     "LocalTraining",
+    "OneShot",
     "Scaffold",
+    "SolvedAtSite",
     "Total",
     "Tuning",
 ]

@@ -63,6 +63,13 @@ class Algorithm(ABC):
         """Return whether this exchange measures something, now and then, instead of training."""
         return False
 
+    def refuse(self, problem: Problem) -> None:  # noqa: B027  most algorithms take any problem
+        """Refuse a problem that the algorithm is not for, before anything is done.
+
+        Raises:
+            ValueError: the text says why, and what to use.
+        """
+
     @abstractmethod
     def server_init(self, problem: Problem, key: Tensor) -> Any:
         """Return the ServerState before round 0."""

@@ -16,6 +16,7 @@ from fedsift.cli.interrupts import stopping_in_order
 from fedsift.cli.options import METHOD, Request, takes_request
 from fedsift.cli.reproduce import reproduce
 from fedsift.cli.solve import solve
+from fedsift.cli.tune import tune
 
 if TYPE_CHECKING:
     from fedsift.sources import Source
@@ -55,6 +56,7 @@ def root(
 
 
 app.command()(reproduce)
+app.command()(tune)
 app.command()(takes_request(deploy))
 app.command()(solve)
 for command in (forget, verify, requests):
@@ -69,7 +71,7 @@ def fit(
         str,
         typer.Option(
             "--method",
-            help="eflops, flops, fedavg, fedht, fediterht, central, local.",
+            help="eflops, flops, fedavg, fedht, fediterht, oneshot, central, abess, lasso, local.",
             metavar="NAME",
             rich_help_panel=METHOD,
         ),

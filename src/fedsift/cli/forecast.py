@@ -63,7 +63,7 @@ def _timed(case: Case, settings: Settings) -> dict[str, tuple[float, float, floa
     for part, rows in records.items():
         sent = [row["bytes_up"] + row["bytes_down"] for row in rows]
         pace = statistics.median(row["seconds"] for row in rows)
-        timed[part] = (sent[0], (sent[-1] - sent[0]) / (len(sent) - 1), pace)
+        timed[part] = (sent[0], (sent[-1] - sent[0]) / max(1, len(sent) - 1), pace)
     return timed
 
 

@@ -262,6 +262,15 @@ class Request:
             "--batch-size", group=TRAINING, text="Rows of a step; all by default.", metavar="N"
         ),
     ] = None
+    knobs: Annotated[
+        list[str] | None,
+        _option(
+            "--set",
+            group=TRAINING,
+            text="A method's own knob, such as entropy=.02; may be repeated.",
+            metavar="NAME=X",
+        ),
+    ] = None
     tuning_rounds: Annotated[
         int | None,
         _option("--tuning-rounds", group=TRAINING, text="Rounds of the refit: 100.", metavar="N"),
@@ -363,6 +372,8 @@ class Request:
 
         names = set(Settings.model_fields) & {field.name for field in fields(self)}
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        if self.knobs:
+            given["knobs"] = dict(_knob(text) for text in self.knobs)
         defaults = dict(source.defaults)
         if "density" in given:
             defaults.pop("features", None)
@@ -372,6 +383,21 @@ class Request:
                 "--features is missing: how many features may the answer have? (or --density)"
             )
         return Settings(**merged)
+
+
+def _knob(text: str) -> tuple[str, bool | int | float | str]:
+    """Return name and value of ``entropy=.02``."""
+    name, equals, value = (part.strip() for part in text.partition("="))
+    if not (name and equals and value):
+        raise UsageError(f"--set {text} names no value; write --set name=value")
+    if value.lower() in {"true", "false"}:
+        return name, value.lower() == "true"
+    for kind in (int, float):
+        try:
+            return name, kind(value)
+        except ValueError:
+            continue
+    return name, value
 
 
 _FOR_FILES = (

@@ -35,7 +35,7 @@ def plan(methods: Mapping[str, Sequence[str]], settings: Any) -> list[Stage]:
 
     stages = []
     for name, cases in methods.items():
-        rounds = settings.rounds or find_method(name).build(density=0.5).rounds
+        rounds = find_method(name).build(density=0.5, rounds=settings.rounds).rounds
         for case in cases:
             for part, count in (("search", rounds), ("refit", settings.tuning_rounds)):
                 stages.append(Stage(f"{name} · {case} · {part}", name, part, count))

@@ -33,6 +33,10 @@ def reproduce(
     jobs: Annotated[
         int, typer.Option("--jobs", help="Processes that work side by side.", metavar="N", min=1)
     ] = 1,
+    so_far: Annotated[
+        bool,
+        typer.Option("--so-far", help="Run nothing; write what the parts that are done show."),
+    ] = False,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Start afresh in the folder.")
     ] = False,
@@ -58,7 +62,13 @@ def reproduce(
     try:
         with notes(quiet=quiet), _bar(quiet=quiet) as progress:
             results = run_experiment(
-                experiment, folder, quick=quick, overwrite=overwrite, jobs=jobs, progress=progress
+                experiment,
+                folder,
+                quick=quick,
+                overwrite=overwrite,
+                jobs=jobs,
+                so_far=so_far,
+                progress=progress,
             )
     except KeyboardInterrupt as error:
         raise StoppedError("stopped; the same command goes on from here") from error

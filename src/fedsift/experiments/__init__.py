@@ -14,6 +14,7 @@ from fedsift.experiments.base import Experiment
 MODULES: dict[str, str] = {
     "golub": "golub",
     "mnist": "mnist",
+    "synthetic": "synthetic",
     "unlearning": "unlearning",
     "vi": "vi",
 }

@@ -89,7 +89,7 @@ class Experiment(ABC):
 
     @abstractmethod
     def outcome(self, found: Mapping[str, dict[str, Any]], *, quick: bool) -> Outcome:
-        """Return what the results of all cells, by name, show."""
+        """Return what the results of cells, by name, show: all of them, or those done so far."""
 
 
 def run_experiment(
@@ -99,6 +99,7 @@ def run_experiment(
     quick: bool = False,
     overwrite: bool = False,
     jobs: int = 1,
+    so_far: bool = False,
     progress: Callable[[Progress], None] | None = None,
 ) -> dict[str, Any]:
     """Run an experiment, or go on with it, in a folder; return its results.
@@ -109,6 +110,8 @@ def run_experiment(
         quick: run its small form.
         overwrite: forget what is done there.
         jobs: processes that work at cells side by side.
+        so_far: run nothing; write what the cells that are done show, also beside a process that
+            works there.
         progress: called after each cell.
 
     Raises:
@@ -123,6 +126,8 @@ def run_experiment(
     }
     check_folder(folder, facts, overwrite=overwrite)
     cells = experiment.cells(quick=quick)
+    if so_far:
+        return _so_far(experiment, cells, folder, quick=quick)
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder):
         if overwrite:
@@ -134,6 +139,24 @@ def run_experiment(
         outcome = experiment.outcome(found, quick=quick)
         _write(folder, outcome)
         _write_json(folder / FACTS, facts | {"status": "done"})
+    return outcome.results
+
+
+def _so_far(
+    experiment: Experiment, cells: Sequence[Cell], folder: Path, *, quick: bool
+) -> dict[str, Any]:
+    """Write what the cells that are done show.
+
+    Raises:
+        RunError: none is done.
+    """
+    done = read_cells(folder)
+    found = {cell.name: done[cell.name] for cell in cells if cell.name in done}
+    if not found:
+        msg = f"nothing is done yet in {folder}; run the experiment first, without --so-far"
+        raise RunError(msg)
+    outcome = experiment.outcome(found, quick=quick)
+    _write(folder, outcome)
     return outcome.results
 
 

@@ -36,6 +36,7 @@ class Chart:
         kind: ``lines``, ``points`` (not joined) or ``bars`` (side by side, x names the groups).
         logarithmic: the axes with logarithmic scales, of ``x`` and ``y``.
         marks: text → height of a dashed line across: a target, a bound.
+        upright: place on the x axis of a dashed line up: the end of a phase.
         note: a line below, for what a reader would else misread.
     """
 
@@ -47,6 +48,7 @@ class Chart:
     logarithmic: str = ""
     marks: Mapping[str, float] = field(default_factory=dict)
     note: str = ""
+    upright: float | None = None
 
 
 def draw_chart(chart: Chart) -> Figure:
@@ -66,6 +68,8 @@ def draw_chart(chart: Chart) -> Figure:
             axes.annotate(
                 text, (1, height), xycoords=("axes fraction", "data"), fontsize=9, **place
             )
+        if chart.upright is not None:
+            axes.axvline(chart.upright, color="black", lw=1, ls="--")
         axes.set_title(chart.title)
         axes.set_xlabel(chart.x + (f"\n{chart.note}" if chart.note else ""))
         axes.set_ylabel(chart.y)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsift.aggregation import AGGREGATORS, assign_regions, mean, mean_by_region
@@ -64,7 +64,6 @@ def test_the_means_of_regions_by_hand() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 40)), min_size=1, max_size=10))
-@settings(deadline=None)
 def test_the_mean_of_the_regions_is_the_mean(members: list[tuple[int, int]]) -> None:
     """For any regions and weights; numbers that are zero everywhere stay zero."""
     count = len(members)

@@ -58,7 +58,7 @@ def test_error_feedback_conserves_mass(problem: Problem, one_index_set: bool) ->
 
 
 @given(st.integers(0, 12), st.integers(0, 20), st.booleans(), st.booleans())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_exactly_m_gates_are_sent(kept: int, seed: int, feedback: bool, one: bool) -> None:
     channel = TopM(kept, feedback=feedback, one_index_set=one)
     wanted = upload(seed)
@@ -121,7 +121,7 @@ def drift(seed: int, tick: int, shared: trees.Tree) -> trees.Tree:
     st.sampled_from([Lossless(), TopM(3), TopM(3, one_index_set=True)]),
     st.booleans(),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_site_that_was_absent_catches_up_to_exactly_the_replica(
     visits: list[set[int]], seed: int, channel: Lossless | TopM, known: bool
 ) -> None:

@@ -66,7 +66,7 @@ def test_memory_follows_the_sites_visited() -> None:
         st.tuples(st.integers(0, 3), st.integers(0, 1), st.booleans()), min_size=1, max_size=60
     )
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_state_counts_exactly_the_uploads_that_counted(
     visits: list[tuple[int, int, bool]],
 ) -> None:
@@ -101,7 +101,7 @@ def test_a_seed_goes_back_to_the_mark_and_the_others_go_on() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.booleans()), min_size=1, max_size=40))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_rolling_back_restores_every_bit(visits: list[tuple[int, bool]]) -> None:
     """Whatever happens after the last of several marks, and more than once."""
     store = ClientStore(TEMPLATE, 1)

@@ -251,7 +251,7 @@ def test_seeds_are_independent() -> None:
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_grid_has_every_lane_once(draw: st.DataObject) -> None:
     seeds, sites = draw.draw(st.integers(1, 6)), draw.draw(st.integers(1, 8))
     count = draw.draw(st.integers(1, sites))
@@ -326,7 +326,7 @@ def test_a_site_has_the_same_luck_in_a_larger_federation() -> None:
 
 
 @given(st.integers(1, 7), st.integers(1, 9), st.floats(0.01, 1.0), st.integers(0, 50))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_the_number_of_participants_is_exact(
     seeds: int, sites: int, fraction: float, number: int
 ) -> None:

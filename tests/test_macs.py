@@ -36,7 +36,7 @@ def test_the_dense_network_costs_what_its_layers_multiply() -> None:
     assert all(c.sparse == c.compact == c.full for c in counts)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.integers(0, 1000), st.sampled_from([0.002, 0.01, 0.03, 0.3]))
 def test_removing_dead_channels_changes_no_output(seed: int, density: float) -> None:
     params = draw(seed, density)

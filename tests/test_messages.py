@@ -38,7 +38,7 @@ def trees_and_masks(draw: st.DrawFn) -> tuple[Tree, Tree]:
 
 
 @given(trees_and_masks())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_whole_trees_arrive_as_they_were_sent(drawn: tuple[Tree, Tree]) -> None:
     tree, _ = drawn
     message = messages.encode(tree)
@@ -49,7 +49,7 @@ def test_whole_trees_arrive_as_they_were_sent(drawn: tuple[Tree, Tree]) -> None:
 
 
 @given(trees_and_masks())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_updates_change_what_they_name_and_nothing_else(drawn: tuple[Tree, Tree]) -> None:
     tree, masks = drawn
     held = {k: v + 1 for k, v in tree.items()}
@@ -64,7 +64,7 @@ def test_updates_change_what_they_name_and_nothing_else(drawn: tuple[Tree, Tree]
 
 
 @given(st.integers(0, 20), st.floats(0, 1))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_the_sizes_of_lanes_are_those_of_their_messages(seed: int, keep: float) -> None:
     key = random.key(seed, "lanes")
     lanes = {
@@ -109,7 +109,7 @@ SAMPLES = {"sparse": SPARSE, "whole": WHOLE, "bitmap": BITS, "empty": EMPTY}
 
 
 @given(st.data(), st.sampled_from(sorted(SAMPLES)))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_a_truncated_message_is_refused(draw: st.DataObject, name: str) -> None:
     message = messages.encode(SAMPLES[name])
     cut = draw.draw(st.integers(0, len(message) - 1))
@@ -118,7 +118,6 @@ def test_a_truncated_message_is_refused(draw: st.DataObject, name: str) -> None:
 
 
 @given(st.binary(min_size=1, max_size=40), st.sampled_from(sorted(SAMPLES)))
-@settings(deadline=None)
 def test_an_oversized_message_is_refused(more: bytes, name: str) -> None:
     message = messages.encode(SAMPLES[name]) + more
     with pytest.raises(MessageError, match=rf"oversized message: {len(more)} bytes"):
@@ -126,7 +125,7 @@ def test_an_oversized_message_is_refused(more: bytes, name: str) -> None:
 
 
 @given(st.data(), st.sampled_from(sorted(SAMPLES)), st.booleans())
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 def test_flipped_bytes_give_a_message_error_or_a_valid_tree(
     draw: st.DataObject, name: str, update: bool
 ) -> None:
@@ -146,7 +145,7 @@ def test_flipped_bytes_give_a_message_error_or_a_valid_tree(
 
 
 @given(st.binary(max_size=200))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_noise_is_refused(noise: bytes) -> None:
     for tree in SAMPLES.values():
         with pytest.raises(MessageError):
@@ -154,7 +153,7 @@ def test_noise_is_refused(noise: bytes) -> None:
 
 
 @given(st.binary(max_size=120), st.integers(0, 255), st.integers(0, 255))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_a_good_head_with_noise_behind_it_raises_nothing_else(
     noise: bytes, form: int, dtype: int
 ) -> None:

@@ -124,7 +124,7 @@ def test_dropout_keeps_its_share_and_the_mean() -> None:
 
 
 @given(st.integers(1, 9))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_dropout_of_a_row_does_not_depend_on_padding(padding: int) -> None:
     model = models.from_module(drop_network())
     params, x = model.init(KEY), normal(3, 4)

@@ -33,7 +33,7 @@ def rows(samples=90, **options):
 
 
 @given(st.integers(2, 30), st.integers(2, 12), st.integers(0, 99))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_pseudo_rows_have_the_sums_of_the_rows(count, d, seed):
     draw = np.random.default_rng(seed)
     x, y = draw.normal(size=(count, d)), draw.normal(size=count)

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsift.outcomes import OUTCOMES, Logistic, Softmax, Squared
@@ -47,7 +47,6 @@ def test_two_classes_by_softmax_are_the_logistic_loss_of_the_difference() -> Non
 
 
 @given(st.integers(1, 8), st.sampled_from(sorted(OUTCOMES)))
-@settings(deadline=None)
 def test_measures_add_up_over_sites(cut: int, name: str) -> None:
     """The figures of all rows come from the sums of two groups of rows."""
     outcome, (output, y) = OUTCOMES[name], CASES[name]

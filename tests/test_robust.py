@@ -87,7 +87,7 @@ def test_what_does_not_count_does_not_matter(rule):
 
 
 @every_rule
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(seed=st.integers(0, 99), shift=st.floats(-5, 5), scale=st.floats(0.1, 4))
 def test_order_and_units_do_not_matter(rule, seed, shift, scale):
     """A rule of c·x + b is c times the rule of x, plus b; cutting lengths knows where zero is."""

@@ -20,7 +20,7 @@ def test_equal_content_gives_equal_bytes() -> None:
 
 
 @given(st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_a_changed_byte_never_changes_what_is_read(tmp_path_factory, draw) -> None:
     raw = bytearray(seal(TENSORS, FACTS))
     for place in draw.draw(st.lists(st.integers(0, len(raw) - 1), max_size=3)):

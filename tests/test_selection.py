@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -53,7 +53,6 @@ def test_jaccard_by_hand() -> None:
 
 
 @given(st.integers(2, 8), st.integers(3, 30), st.integers(0, 9))
-@settings(deadline=None)
 def test_stability_does_not_depend_on_order(seeds: int, gates: int, seed: int) -> None:
     masks = random_sets(seeds, gates, gates // 2, seed)
     turned = masks.flip(0).flip(1)
@@ -76,7 +75,6 @@ def test_an_ensemble_ranks_by_frequency_then_by_magnitude() -> None:
 
 
 @given(st.integers(1, 6), st.integers(2, 20), st.data())
-@settings(deadline=None)
 def test_an_ensemble_keeps_exactly_as_many_and_agrees_with_a_unanimous_vote(
     seeds: int, gates: int, draw: st.DataObject
 ) -> None:
@@ -123,7 +121,6 @@ def test_the_interval_covers_as_often_as_it_says() -> None:
     assert 920 <= held <= 980
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.floats(-1, 1, width=32), min_size=3, max_size=12).filter(lambda v: max(v) > min(v)),
     st.sampled_from([0.0, 15 / 57]),

@@ -67,7 +67,7 @@ vectors = st.lists(st.floats(-20, 20), min_size=D, max_size=D).map(
 
 
 @pytest.mark.parametrize("name", [k for k, v in CASES.items() if v[1] is not None])
-@settings(deadline=None, max_examples=12)
+@settings(max_examples=12)
 @given(v=vectors)
 def test_projections_are_those_of_a_quadratic_programme(name, v):
     feasible, faces = CASES[name]
@@ -79,7 +79,7 @@ def test_projections_are_those_of_a_quadratic_programme(name, v):
     assert np.abs(found - expected).max() <= 1e-5 * (1 + float(v.abs().max()))
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(v=vectors)
 def test_the_l1_ball_is_a_quadratic_programme_in_absolute_values(v):
     G, h = np.vstack([-EYE, np.ones((1, D))]), np.r_[np.zeros(D), 1.2]
@@ -88,7 +88,7 @@ def test_the_l1_ball_is_a_quadratic_programme_in_absolute_values(v):
 
 
 @pytest.mark.parametrize("name", CASES)
-@settings(deadline=None, max_examples=12)
+@settings(max_examples=12)
 @given(a=vectors, b=vectors)
 def test_projections_are_idempotent_and_firmly_nonexpansive(name, a, b):
     """‖P(a) - P(b)‖² ≤ ⟨P(a) - P(b), a - b⟩."""

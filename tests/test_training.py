@@ -170,7 +170,7 @@ def test_no_default_run_ends_non_finite_on_very_uneven_sites(outcome: str) -> No
     st.integers(0, 10),
     st.sampled_from([("eflops", "feedback"), ("fediterht", "dense"), ("fedavg", "feedback")]),
 )
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 def test_a_resumed_run_is_bit_equal(
     tmp_path_factory: pytest.TempPathFactory, stop: int, pair: tuple[str, str]
 ) -> None:
@@ -284,7 +284,7 @@ def test_a_damaged_checkpoint_is_refused_by_name(tmp_path: Path, damage: str) ->
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_flipped_bytes_in_the_header_raise_nothing_but_a_checkpoint_error(
     tmp_path_factory: pytest.TempPathFactory, draw: st.DataObject
 ) -> None:

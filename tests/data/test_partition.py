@@ -30,7 +30,7 @@ PARTITIONS = {
 
 
 @pytest.mark.parametrize("name", PARTITIONS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     n_rows=st.integers(3, 80),
     n_sites=st.integers(1, 12),

@@ -28,7 +28,7 @@ def datasets(draw):
     return labels, ids, sites
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(datasets(), st.integers(0, 2**40), st.floats(0.05, 0.9))
 def test_a_split_is_a_partition_of_whole_ids_with_each_class_in_both(parts, seed, fraction):
     labels, ids, sites = parts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -113,10 +114,11 @@ class Plan(BaseModel):
     def to_config(self) -> dict[str, str | int | float | bool]:
         """Return the plan as Flower's run configuration: flat, dashes in names, no null.
 
-        Lists are joined by line breaks, which no column name has.
+        Lists are joined by line breaks, which no column name has; knobs are JSON.
         """
         values = self.model_dump(mode="json")
         flat = {**values.pop("settings"), **values}
+        flat["knobs"] = json.dumps(flat["knobs"])
         return {
             name.replace("_", "-"): "\n".join(value) if isinstance(value, list) else value
             for name, value in flat.items()
@@ -131,4 +133,5 @@ class Plan(BaseModel):
             if isinstance(given.get(name), str):
                 given[name] = [part for part in given[name].split("\n") if part]
         settings = {k: given.pop(k) for k in list(given) if k in Settings.model_fields}
+        settings["knobs"] = json.loads(settings.get("knobs", "{}"))
         return cls(settings=Settings(**settings), **given)

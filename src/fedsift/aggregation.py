@@ -108,4 +108,5 @@ AGGREGATORS: dict[Rule, Aggregator] = {
 
 def name_of(aggregator: Aggregator) -> str:
     """Return an aggregator's name for people."""
-    return next((k for k, rule in AGGREGATORS.items() if rule == aggregator), repr(aggregator))
+    own = getattr(aggregator, "__name__", repr(aggregator))
+    return next((name for name, rule in AGGREGATORS.items() if rule == aggregator), own)

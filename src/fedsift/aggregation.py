@@ -31,7 +31,7 @@ def mean(stacked: Tree, weight: Tensor) -> Tree:
     counts, the result is the first of them. Shares are taken in float64: a state that follows a sum
     over sites would feel their rounding.
     """
-    share = weight.double() / weight.double().sum().clamp(min=torch.finfo(torch.float64).tiny)
+    share = robust.shares(weight)
     first = (weight > 0).to(torch.int8).argmax().reshape(1)
 
     def combine(x: Tensor) -> Tensor:
@@ -93,6 +93,11 @@ def assign_regions(sites: Sequence[str], regions: int | Mapping[str, str]) -> Te
         raise ValueError(msg)
     numbers = {name: number for number, name in enumerate(dict.fromkeys(regions.values()))}
     return torch.tensor([numbers[regions[name]] for name in sites])
+
+
+def renumbered(regions: Tensor) -> Tensor:
+    """Number the regions [S, K] of each seed's participants from 0 on, as `mean_by_region` asks."""
+    return torch.stack([torch.unique(row, return_inverse=True)[1] for row in regions])
 
 
 Rule = Literal["mean", "median", "trimmed_mean", "geometric_median", "multi_krum", "clipped_mean"]

@@ -18,6 +18,11 @@ from fedsift import trees
 from fedsift.trees import Tree
 
 
+def shares(weight: Tensor) -> Tensor:
+    """Return weights [K] as shares of their sum, float64; zeros where none counts."""
+    return weight.double() / weight.double().sum().clamp(min=torch.finfo(torch.float64).tiny)
+
+
 def _per_upload(values: Tensor, like: Tensor) -> Tensor:
     """Return values [K] with as many dimensions as ``like`` [K, ...]."""
     return values.reshape(-1, *(1 for _ in like.shape[1:])).to(like.dtype)
@@ -25,7 +30,7 @@ def _per_upload(values: Tensor, like: Tensor) -> Tensor:
 
 def _sorted_masses(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return the values of each coordinate in order, and where their shares begin and end."""
-    share = weight.double() / weight.double().sum().clamp(min=torch.finfo(torch.float64).tiny)
+    share = shares(weight)
     # What does not count goes to the end, where it has no share.
     pushed = torch.where(_per_upload(weight, x) > 0, x, torch.inf)
     values, order = pushed.sort(0)
@@ -172,7 +177,7 @@ def distances(stacked: Tree, centre: Tree) -> Tensor:
 
 
 def _mean(stacked: Tree, weight: Tensor) -> Tree:
-    share = weight.double() / weight.double().sum().clamp(min=torch.finfo(torch.float64).tiny)
+    share = shares(weight)
     combined: Tree = trees.map_tensors(
         lambda x: torch.tensordot(share.to(x.dtype), x, dims=1), stacked
     )

@@ -146,13 +146,13 @@ def check_request(settings: Settings, methods: Sequence[str], data: FederatedDat
             "sends none; leave it out"
         )
         raise ValueError(msg)
-    density = settings.kept(data.n_features) / data.n_features
+    kept = settings.kept(data.n_features)
+    density = kept / data.n_features
     algorithms = [search_algorithm(settings, find_method(name), density) for name in methods]
     problem = linear_problem(data, settings.gate)
     for name, algorithm in zip(methods, algorithms, strict=True):
         algorithm.refuse(problem)
         method = find_method(name)
-        kept = settings.kept(data.n_features)
         check_pair(algorithm, _channel(settings, method, kept), _aggregator(settings, method))
     if settings.schedule == "cubic" and not any(hasattr(a, "schedule") for a in algorithms):
         msg = (

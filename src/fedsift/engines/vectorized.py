@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from fedsift import trees
+from fedsift.aggregation import renumbered
 from fedsift.engines.base import Carried, Engine, Job, Report
 from fedsift.engines.grid import Grid, lay_out
 from fedsift.engines.programs import Programs, publishing, serving, working
@@ -73,7 +74,7 @@ class Vectorized(Engine):
         if job.delivery is not None:
             arrived = job.delivery(tick, seed.reshape(-1), grid.site.reshape(-1))
             taken = taken & (arrived > 0).reshape(finite.shape)
-        region = None if job.regions is None else _renumbered(job.regions[grid.site])
+        region = None if job.regions is None else renumbered(job.regions[grid.site])
         before = carried.seen.gather(1, grid.site)
         if grid.full and bool((before == before[:, :1]).all()):
             before = before[:, :1]
@@ -181,8 +182,3 @@ class Vectorized(Engine):
                 self._blocks.clear()
             self._blocks[name] = block
         return block
-
-
-def _renumbered(regions: Tensor) -> Tensor:
-    """Number the regions [S, K] of each seed's participants from 0 on."""
-    return torch.stack([torch.unique(row, return_inverse=True)[1] for row in regions])

@@ -26,7 +26,7 @@ from fedsift._version import __version__
 from fedsift.experiments.tables import table_csv
 from fedsift.locks import locked
 from fedsift.reporting.charts import Chart, save_chart
-from fedsift.run_folder import RunError, without_nan
+from fedsift.run_folder import LOCK, RunError, without_nan
 from fedsift.sealed import write_atomic
 
 VERSION = 1
@@ -166,7 +166,7 @@ def check_folder(folder: Path, facts: Mapping[str, Any], *, overwrite: bool = Fa
     Raises:
         RunError: it does; the text says what to do.
     """
-    content = [] if not folder.is_dir() else [f for f in folder.iterdir() if f.name != "run.lock"]
+    content = [] if not folder.is_dir() else [f for f in folder.iterdir() if f.name != LOCK]
     if folder.is_file() or (content and not (folder / FACTS).exists()):
         msg = f"{folder} is no folder of an experiment; choose another with --out"
         raise RunError(msg)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedsift import channels, messages, random, trees
+from fedsift.aggregation import renumbered
 from fedsift.data import RemoteData
 from fedsift.engines.base import Carried, Engine, Job, Report
 from fedsift.engines.envelopes import Envelope, Inbox, schema_of
@@ -88,7 +89,7 @@ class FlowerEngine(Engine):
             site[s, : len(chosen)], asked[s, : len(chosen)] = chosen, True
         lane = torch.arange(site.numel()).reshape(site.shape)
         sent, size, taken = _stacked(post, site, asked, found)
-        region = None if job.regions is None else _renumbered(job.regions[site])
+        region = None if job.regions is None else renumbered(job.regions[site])
         seen_before = carried.seen.gather(1, site)
         server, info, (from_sites, from_regions, _) = serving(job, post.exchange)(
             carried.server, post.broadcast, sent, {}, size, lane, taken, seen_before,
@@ -301,10 +302,6 @@ def _stacked(
             for name, value in tree.items():
                 stacked[name][s * width + k] = value
     return sent, size, taken
-
-
-def _renumbered(regions: Tensor) -> Tensor:
-    return torch.stack([torch.unique(row, return_inverse=True)[1] for row in regions])
 
 
 def _mean_info(found: _Found) -> dict[str, Tensor]:

@@ -113,6 +113,19 @@ def test_the_engines_agree_when_sites_and_seeds_are_not_all_eligible(weights: st
     assert not (work.participants(3, 0.5) & ~eligible).any()
 
 
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_no_site_is_asked_twice_before_the_others(number: int) -> None:
+    data = rows()
+    work = job(linear_problem(data), data, FedAvg(), CHANNELS["feedback"], seeds=(0, 1))
+    turns, orders = data.n_sites // number, []
+    for first in range(0, 6 * turns, turns):
+        drawn = [work.participants(first + turn, number) for turn in range(turns)]
+        assert all((who.sum(1) == number).all() for who in drawn)
+        assert torch.stack(drawn).sum(0).max() == 1
+        orders.append(torch.stack(drawn))
+    assert not all(torch.equal(orders[0], order) for order in orders)
+
+
 @pytest.mark.parametrize("name", ["eflops", "fedavg"])
 def test_the_engines_agree_when_uploads_are_lost_and_repeated(name: str) -> None:
     data = rows()

@@ -43,12 +43,12 @@ def test_a_solution_is_found_and_described() -> None:
     assert answer.bytes_up > 0
 
 
-def test_the_average_is_linearly_weighted() -> None:
-    """Σ t x_t / Σ t over the rounds."""
+def test_late_iterates_weigh_most_in_the_average() -> None:
+    """Σ t² x_t / Σ t² over the rounds."""
     problem = named.bilinear_ball(n_sites=3)
     last = [solve(problem, Lippax(gamma=0.5), max_exchanges=n).last for n in (1, 2, 3)]
     average = solve(problem, Lippax(gamma=0.5), max_exchanges=3).average
-    expected = {k: (last[0][k] + 2 * last[1][k] + 3 * last[2][k]) / 6 for k in average}
+    expected = {k: (last[0][k] + 4 * last[1][k] + 9 * last[2][k]) / 14 for k in average}
     assert max(float((average[k] - expected[k]).abs().max()) for k in average) < 1e-12
 
 

@@ -35,8 +35,8 @@ class Equilibrium:
         problem, method: names.
         params: the better of the last iterate and the average, by the residual.
         last: the last iterate.
-        average: the linearly weighted mean of the iterates, or of a certified run the γ-weighted
-            mean of its z.
+        average: the mean of the iterates with weights t², or of a certified run the γ-weighted mean
+            of its z.
         status, verdict: how it ended, as a word and as a sentence.
         exchanges: message exchanges that were made, the first and rejected ones too.
         exchanges_to_tolerance: those made when last or average first met the tolerance.
@@ -200,10 +200,14 @@ class _Watch:
         return over or self.failed or self.reached is not None
 
     def _take(self, server: Any, number: int) -> None:
-        """Add an iterate to the linearly weighted average."""
+        """Add an iterate to the average.
+
+        Weights t² were there first on the bilinear problems: 46, 60 exchanges where t takes 58, 71
+        and t³ 48, 64 (sites unlike by 0, .3).
+        """
         self.last = self.algorithm.solution(self.problem.problem, server)
-        self.total = trees.add_scaled(self.total, float(number), self.last)
-        self.weight += number
+        self.total = trees.add_scaled(self.total, float(number**2), self.last)
+        self.weight += number**2
         own = getattr(self.algorithm, "average", lambda _: None)(server)
         self.average = trees.scale(self.total, 1.0 / self.weight) if own is None else own
         away = trees.subtract(self.last, self.problem.start)

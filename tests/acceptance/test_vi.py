@@ -113,7 +113,11 @@ def test_lippax_takes_few_exchanges_and_certificates_hold(name, source, figure):
 @pytest.mark.acceptance_long
 @pytest.mark.parametrize("het", ["0", "0.1", "0.3"])
 def test_rivals_on_merely_monotone_saddles(het, figure):
-    """Extragradient at its best of five steps takes three times as many; others never arrive."""
+    """Extragradient at its best of five steps takes three times as many; others never arrive.
+
+    But one: where all sites have the same field, a local step is a step of everybody, and local
+    extragradient steps need no exchange at all.
+    """
     name = HET[het]
     ours = exchanges(answers("stored", name, "lippax"))
     best = min(exchanges(answers("stored", name, "federated_extragradient", s)) for s in STEPS)
@@ -122,7 +126,7 @@ def test_rivals_on_merely_monotone_saddles(het, figure):
     for method in NEVER:
         found = answers("stored", name, method)
         figure(f"solve {name} {method}", [exchanges(found), min(a.residual for a in found)])
-        assert exchanges(found) == np.inf
+        assert exchanges(found) == np.inf or (het, method) == ("0", "local_extra_sgd")
 
 
 @here

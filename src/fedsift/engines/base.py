@@ -115,10 +115,12 @@ class Job:
             object.__setattr__(self, name, value)
 
     def participants(self, round_number: int, participation: float) -> Tensor:
-        """Return who takes part in a round, [S, C] bool: the K sites with the smallest hash.
+        """Return who takes part in a round, [S, C] bool: the next K sites in a random order.
 
         K = ⌊participation · eligible sites⌋ for a fraction, at least one, or the count itself. The
-        hash is of seed, round and site name, so a site's luck does not depend on who else is there.
+        order is drawn anew when fewer than K sites are left of it, so none is asked twice before
+        that: what sites have said is younger than with a draw a round. It is that of a hash of
+        seed, order number and site name, so a site's luck does not depend on who else is there.
         """
         return draw_participants(
             self.run_keys, self.site_keys, self.eligible, round_number, participation
@@ -192,15 +194,18 @@ def draw_participants(
         count = max(1, int(participation * available + 1e-9))
     if count == available:
         return eligible
-    round_keys = random.fold(run_keys, "participation", round_number)
+    order, turn = divmod(round_number, available // count)
+    order_keys = random.fold(run_keys, "participation", order)
     taking_part = torch.zeros_like(eligible)
     together = max(1, LANES // eligible.shape[1])
     for first in range(0, len(eligible), together):
         seeds = slice(first, first + together)
-        draw = random.fold(round_keys[seeds].unsqueeze(1), site_keys.unsqueeze(0))
+        draw = random.fold(order_keys[seeds].unsqueeze(1), site_keys.unsqueeze(0))
         draw = torch.where(eligible[seeds], draw, torch.iinfo(torch.int64).max)
-        chosen = torch.topk(draw, count, largest=False).indices
-        taking_part[seeds].scatter_(1, chosen, value=True)
+        last = draw.kthvalue((turn + 1) * count, dim=1, keepdim=True).values
+        taking_part[seeds] = draw <= last
+        if turn:
+            taking_part[seeds] &= draw > draw.kthvalue(turn * count, dim=1, keepdim=True).values
     return taking_part
 
 

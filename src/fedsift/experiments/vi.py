@@ -290,8 +290,8 @@ def _account_page(found: Mapping[str, dict[str, Any]]) -> str:
   {beta["0"]:.4f}, {beta["0.3"]:.4f}, {beta["0.9"]:.3f} for β = 0, .3, .9: all diverge.
 * *The states may be points.* Ten times the loss with a tenth of γ moves the end by
   {unit["points"]:.2g}; with field values by {unit["fields"]:.0e}.
-* *Momentum falls with noise.* Its β_t rises with the spread of the iterates: {noise["calm"]:.4f} in
-  calm fields, {noise["noisy"]:.4f} in noisy ones.
+* *Momentum falls with noise.* Its β_t rises with the spread of the iterates: it is
+  {noise["calm"]:.1e} below its highest, .9, in calm fields and {noise["noisy"]:.1e} in noisy ones.
 * *Absent states fade by .95.* Converges after {fade["kept"]} exchanges without, {faded} with it.
 * *Projecting saves noise.* Last iterates are {private["projected"]:.2f} (projected) and
   {private["free"]:.2f} (not) from the solution at the same noise, but what the messages say, and ε

@@ -110,11 +110,12 @@ def units() -> dict[str, Any]:
 
 
 def momentum_in_noise() -> dict[str, Any]:
-    """β_t = c s²/(s² + ε) of the account, and ours, with calm and noisy fields."""
+    """How far β_t = c s²/(s² + ε), c = .9, of the account is below c, with calm and noisy fields."""
     calm, found = named.affine_monotone(n_sites=4), {}
     for name, problem in (("calm", calm), ("noisy", named.with_noise(calm, 1.0))):
-        literal = solve(problem, LippaxLiteral(), max_exchanges=30, tolerance=1e-12)
-        found[name] = float(literal.history[-1]["momentum"])
+        literal = LippaxLiteral()
+        answer = solve(problem, literal, max_exchanges=30, tolerance=1e-12)
+        found[name] = literal.momentum - float(answer.history[-1]["momentum"])
     return found
 
 

@@ -1,11 +1,13 @@
 """A sealed file gives back what was sealed, or says that it cannot."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsift.sealed import fingerprint, seal, unseal
+from fedsift.sealed import fingerprint, seal, unseal, write_atomic
 
 TENSORS = {"weight": torch.arange(6.0).reshape(2, 3), "count": torch.tensor(3)}
 FACTS = {"features": ["a", "b"], "loss": 0.1, "nothing": None}
@@ -43,3 +45,12 @@ def test_a_cut_file_is_refused(length, tmp_path) -> None:
     path.write_bytes(seal(TENSORS, FACTS)[:length])
     with pytest.raises(ValueError, match="it cannot be read"):
         unseal(path)
+
+
+def test_a_tensor_may_be_there_twice(tmp_path: Path) -> None:
+    one = torch.arange(6.0)
+    write_atomic(tmp_path / "file", seal({"a": one, "b": one, "c": one[2:4]}, {}))
+    tensors, _ = unseal(tmp_path / "file")
+    assert torch.equal(tensors["a"], one)
+    assert torch.equal(tensors["b"], one)
+    assert torch.equal(tensors["c"], one[2:4])

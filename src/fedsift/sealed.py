@@ -27,6 +27,9 @@ def seal(tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> bytes:
     The facts, JSON values, are one entry of the metadata: the order of several is not determined.
     """
     whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    storages = [tensor.untyped_storage().data_ptr() for tensor in whole.values()]
+    if len(set(storages)) < len(storages):  # a state may name a tensor twice; a file may not
+        whole = {name: tensor.clone() for name, tensor in whole.items()}
     sealed = {"facts": facts, "sha256": _checksum(whole, facts)}
     return save(whole, {KEY: json.dumps(sealed, sort_keys=True)})
 

@@ -110,7 +110,7 @@ def units() -> dict[str, Any]:
 
 
 def momentum_in_noise() -> dict[str, Any]:
-    """How far β_t = c s²/(s² + ε), c = .9, of the account is below c, with calm and noisy fields."""
+    """How far β_t = c s²/(s² + ε) of the account is below c = .9, in calm and noisy fields."""
     calm, found = named.affine_monotone(n_sites=4), {}
     for name, problem in (("calm", calm), ("noisy", named.with_noise(calm, 1.0))):
         literal = LippaxLiteral()

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedsift import supervised, train, trees
 from fedsift.algorithms import FUMEGS
-from fedsift.algorithms.fumegs import STATIONARY, STOP_REASONS, TARGET_MET
+from fedsift.algorithms.budget import STATIONARY, STOP_REASONS, TARGET_MET
 from fedsift.data import FederatedData, iid
 from fedsift.engines.base import Job, population_of
 from fedsift.forgetting import forgetting
@@ -121,7 +121,7 @@ def test_a_step_outside_the_budget_is_undone() -> None:
 
 
 def stop_of(run: Training) -> str:
-    return STOP_REASONS[int(run.carried.server.stop)]
+    return STOP_REASONS[int(run.carried.server.steps.stop)]
 
 
 def test_it_stops_where_the_target_is_met_at_the_start() -> None:

@@ -1,25 +1,18 @@
-"""The ledgers of a run: who asked to be forgotten and how far that is, and who took part in what.
+"""The ledger of requests: who asked to be forgotten, how far that is, and which are done together.
 
-One SQLite file in WAL mode. Every change is one transaction, so that a crash leaves the state
-before or after it, and every step can be repeated.
+`database` is the file, `participation` the part of it about who worked on the model.
 """
 
 from __future__ import annotations
 
 import json
-import secrets
-import sqlite3
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
-from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal, NamedTuple
 
-from fedsift.run_folder import RunError
 from fedsift.sealed import fingerprint
+from fedsift.unlearning.participation import Participation
 from fedsift.unlearning.scope import Scope
 
-VERSION = 1
 State = Literal[
     "received", "validated", "queued", "running", "verified", "target_not_met", "failed", "no_op"
 ]
@@ -33,24 +26,6 @@ NEXT: dict[str, tuple[str, ...]] = {
     "failed": ("queued",),
     "no_op": ("received",),
 }
-OPEN = ("received", "validated", "queued", "running")
-
-_TABLES = """
-create table if not exists facts (name text primary key, value text not null);
-create table if not exists requests (
-    id text primary key, scope text, scope_hash text not null, model text not null,
-    method text not null, fallback text, state text not null, stop_reason text,
-    received real not null, deadline real, batch text, measures text, error text);
-create table if not exists events (
-    number integer primary key, request text not null, state text not null, at real not null);
-create table if not exists batches (
-    id text primary key, plan text not null, staged text, done integer not null default 0);
-create table if not exists participation (
-    site text not null, stage text not null, seed integer not null,
-    first_round integer not null, rounds integer not null,
-    primary key (site, stage, seed));
-create table if not exists forgotten (kind text not null, hash text primary key, request text);
-"""
 
 
 class Request(NamedTuple):
@@ -71,89 +46,22 @@ class Request(NamedTuple):
     error: str | None
 
 
-class Ledger:
-    """The ledgers in a file; use it as a context manager.
+class Ledger(Participation):
+    """Who asked to be forgotten, and how far that is."""
 
-    Args:
-        path: the file, made when it is absent.
-        clock: seconds since 1970.
-        fault: called with ``before NAME`` and ``after NAME`` around commits, to inject crashes.
-    """
-
-    def __init__(
-        self,
-        path: Path,
-        *,
-        clock: Callable[[], float] = time.time,
-        fault: Callable[[str], None] | None = None,
-    ) -> None:
-        self.path, self.clock, self.fault = path, clock, fault
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._db = sqlite3.connect(path, isolation_level=None, timeout=30.0)
-        try:
-            self._db.execute("pragma journal_mode=wal")
-            self._db.execute("pragma synchronous=full")
-            self._db.execute("pragma secure_delete=on")
-            self._db.executescript(_TABLES)
-            self._begin()
-        except sqlite3.DatabaseError as error:
-            self._db.close()
-            msg = f"{path} is no ledger of requests ({error}); restore it from a copy"
-            raise RunError(msg) from error
-
-    def _begin(self) -> None:
-        version = self.fact("version")
-        if version is None:
-            with self.write("create"):
-                self._put("version", str(VERSION))
-                self._put("salt", secrets.token_hex(16))
-        elif version != str(VERSION):
-            msg = (
-                f"{self.path} has format version {version}, this release reads {VERSION}; "
-                "use the release that wrote it"
-            )
-            raise RunError(msg)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the file."""
-        self._db.close()
-
-    @contextmanager
-    def write(self, name: str) -> Iterator[None]:
-        """Make one change of what is done inside, all of it or nothing."""
-        self._db.execute("begin immediate")
-        try:
-            yield
-            self._strike(f"before {name}")
-            self._db.execute("commit")
-        except BaseException:
-            if self._db.in_transaction:
-                self._db.execute("rollback")
-            raise
-        self._strike(f"after {name}")
-
-    def _strike(self, place: str) -> None:
-        if self.fault is not None:
-            self.fault(place)
-
-    def fact(self, name: str) -> str | None:
-        """Return a fact by name."""
-        row = self._db.execute("select value from facts where name = ?", (name,)).fetchone()
-        return None if row is None else str(row[0])
-
-    def _put(self, name: str, value: str) -> None:
-        self._db.execute("insert or replace into facts values (?, ?)", (name, value))
-
-    @property
-    def salt(self) -> str:
-        """What names are hashed with."""
-        return str(self.fact("salt"))
+    tables: ClassVar[str] = (
+        Participation.tables
+        + """
+create table if not exists requests (
+    id text primary key, scope text, scope_hash text not null, model text not null,
+    method text not null, fallback text, state text not null, stop_reason text,
+    received real not null, deadline real, batch text, measures text, error text);
+create table if not exists events (
+    number integer primary key, request text not null, state text not null, at real not null);
+create table if not exists batches (
+    id text primary key, plan text not null, staged text, done integer not null default 0);
+"""
+    )
 
     def requests(self, states: Sequence[str] | None = None) -> list[Request]:
         """Return the requests in the order in which they came."""
@@ -213,9 +121,7 @@ class Ledger:
     ) -> Request:
         if request.state in {"running", "verified"}:
             return request
-        due = [
-            d for d in (deadline, request.deadline) if d is not None
-        ]  # asking again wins no time
+        due = [d for d in (deadline, request.deadline) if d is not None]  # the earlier one counts
         with self.write("receive again"):
             self._db.execute(
                 "update requests set scope = ?, method = ?, fallback = ?, deadline = ?"
@@ -292,9 +198,10 @@ class Ledger:
             for request in self.requests(("running",)):
                 if request.batch != batch:
                     continue
-                if state == "verified" and request.scope is not None:
-                    self._remember(request, request.scope)
                 self._move(request.id, state, stop_reason=stop_reason, measures=measures)
+                if state == "verified" and request.scope is not None:
+                    self.remember(request.id, request.scope)
+                    self._move(request.id, state, scope=None)
             self._db.execute(
                 "update batches set done = 1, plan = '{}', staged = null where id = ?", (batch,)
             )
@@ -307,69 +214,10 @@ class Ledger:
                     self._move(request.id, "failed", error=error)
             self._db.execute("delete from batches where id = ?", (batch,))
 
-    def _remember(self, request: Request, scope: Scope) -> None:
-        """Keep salted hashes of the names, and nothing else of them."""
-        from fedsift.unlearning.scope import hashed_name
-
-        named = {"site": scope.sites, "row": scope.rows, "class": scope.classes}
-        for kind, names in named.items():
-            for name in names:
-                self._db.execute(
-                    "insert or ignore into forgotten values (?,?,?)",
-                    (kind, hashed_name(self.salt, kind, name), request.id),
-                )
-                if kind == "site":
-                    self._db.execute("delete from participation where site = ?", (name,))
-        self._db.execute("update requests set scope = null where id = ?", (request.id,))
-
-    def is_forgotten(self, kind: str, name: str) -> bool:
-        """Tell whether a site, row or class was forgotten, and must not take part again."""
-        from fedsift.unlearning.scope import hashed_name
-
-        row = self._db.execute(
-            "select 1 from forgotten where hash = ?", (hashed_name(self.salt, kind, name),)
-        ).fetchone()
-        return row is not None
-
-    def note_participation(self, rows: Sequence[tuple[str, str, int, int, int]]) -> None:
-        """Write down (site, stage, seed, first round, rounds) of a training, once."""
-        with self.write("participation"):
-            self._db.executemany("insert or ignore into participation values (?,?,?,?,?)", rows)
-            self._put("participation", "noted")
-
-    def participation(self, site: str) -> list[tuple[str, int, int, int]]:
-        """Return (stage, seed, first round, rounds) of a site."""
-        return self._db.execute(
-            "select stage, seed, first_round, rounds from participation where site = ?"
-            " order by stage, seed",
-            (site,),
-        ).fetchall()
-
-    def vacuum(self) -> None:
-        """Leave no trace of deleted names in the file or its log."""
-        with closing(self._db.cursor()) as cursor:
-            cursor.execute("pragma wal_checkpoint(truncate)")
-            cursor.execute("vacuum")
-            cursor.execute("pragma wal_checkpoint(truncate)")
-
 
 def _request(row: tuple[Any, ...]) -> Request:
-    name, scope, *rest = row
-    hashed, model, method, fallback, state, reason, received, deadline, batch, measures, error = (
-        rest
-    )
-    return Request(
-        name,
-        None if scope is None else Scope.model_validate_json(scope),
-        hashed,
-        model,
-        method,
-        fallback,
-        state,
-        reason,
-        received,
-        deadline,
-        batch,
-        {} if measures is None else json.loads(measures),
-        error,
+    request = Request(*row)
+    return request._replace(
+        scope=None if row[1] is None else Scope.model_validate_json(row[1]),
+        measures=json.loads(row[11] or "{}"),
     )

@@ -11,8 +11,8 @@ import torch
 
 from fedsift import trees
 from fedsift.algorithms import FUMEGS, FedAvg, LocalTraining
+from fedsift.algorithms.budget import STOP_REASONS
 from fedsift.algorithms.erasers import FedEraser, ProjectedAscent, draw_start
-from fedsift.algorithms.fumegs import STOP_REASONS
 from fedsift.checkpoints import StageCheckpoint
 from fedsift.data import FederatedData
 from fedsift.data.errors import nearest
@@ -188,7 +188,7 @@ def combined(
     algorithm = FUMEGS(**_learning_rate(task, options))
     run = _train(task, problem, task.data, algorithm, algorithm.start(task.params),
                  checkpoint, callback)  # fmt: skip
-    stop = STOP_REASONS[int(run.carried.server.stop[0])]
+    stop = STOP_REASONS[int(run.carried.server.steps.stop[0])]
     return _result(run, stop, algorithm.local_steps, _askers(task))
 
 

@@ -92,18 +92,15 @@ def test_a_finished_fit_of_another_split_is_refused(tmp_path) -> None:
         fit(path, splits=2, resume=True)
 
 
-def test_a_damaged_checkpoint_is_refused_by_name(tmp_path) -> None:
+def test_damaged_checkpoints_are_passed_over_and_named(tmp_path, caplog) -> None:
     path = stopped(tmp_path / "run")
-    for file in checkpoints(path):
+    damaged = [f for f in checkpoints(path) if f.stem.endswith(("done", "all-rows-search"))]
+    for file in damaged:
         whole = file.read_bytes()
-        if not file.stem.endswith(("done", "all-rows-search")):
-            continue
         file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-        with pytest.raises(CheckpointError, match="is damaged") as refusal:
-            fit(path, resume=True)
-        assert str(file) in str(refusal.value)
-        file.write_bytes(whole)
     resumed, undisturbed = fit(path, resume=True), fit(None)
+    for file in damaged:
+        assert f"{file} is damaged" in caplog.text
     assert torch.equal(resumed.params["weight"], undisturbed.params["weight"])
     assert not (path / CHECKPOINTS).exists()
 

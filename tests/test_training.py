@@ -17,6 +17,7 @@ from fedsift.checkpoints import (
     CheckpointError,
     StageCheckpoint,
     load_training,
+    previous,
     save_training,
 )
 from fedsift.data import FederatedData
@@ -281,6 +282,41 @@ def test_a_damaged_checkpoint_is_refused_by_name(tmp_path: Path, damage: str) ->
     )
     with pytest.raises(CheckpointError, match=re.escape(str(path))):
         load_training(path, run)
+
+
+@pytest.mark.parametrize(("damaged", "first"), [((), 7), ((0,), 6), ((0, 1), 1)])
+def test_damaged_checkpoints_are_passed_over(
+    damaged: tuple[int, ...], first: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Killed after round 6: two states are there; the earlier is used if the later one is cut."""
+    data = rows()
+    path = tmp_path / "state.safetensors"
+
+    def proceed(until: int, seen: list[int]) -> Training:
+        def tell(record: dict[str, Any]) -> None:
+            seen.append(record["round"])
+            if record["round"] == until:
+                raise RuntimeError
+
+        return train(
+            linear_problem(data),
+            data,
+            FedAvg(rounds=8),
+            checkpoint=StageCheckpoint(path, every=0.0),
+            evaluate_every=1,
+            callback=tell,
+        )
+
+    with pytest.raises(RuntimeError):
+        proceed(6, [])
+    for number in damaged:
+        (path, previous(path))[number].write_bytes(b"cut")
+    seen: list[int] = []
+    resumed = proceed(9, seen)
+    whole = train(linear_problem(data), data, FedAvg(rounds=8), evaluate_every=1)
+    assert seen[0] == first
+    assert bit_equal(state_of(resumed), state_of(whole))
+    assert caplog.text.count("is damaged") == len(damaged)
 
 
 @given(st.data())

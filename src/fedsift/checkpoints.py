@@ -5,6 +5,7 @@ A checkpoint carries a fingerprint of what was asked for, and is used for nothin
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from fedsift.engines.base import Carried
     from fedsift.training import Training
 
+log = logging.getLogger(__name__)
+
 VERSION = 2
 AFRESH = "start afresh with another --out, or with --overwrite"
 
@@ -30,9 +33,13 @@ class CheckpointError(RuntimeError):
     """A checkpoint that cannot be used; the text names the file and the next action."""
 
 
+class DamagedError(CheckpointError):
+    """A checkpoint whose bytes are not those that were written."""
+
+
 @dataclass(frozen=True)
 class StageCheckpoint:
-    """Where a training run keeps its state, and the seconds between two writes.
+    """Where a training run keeps its last two states, and the seconds between two writes.
 
     ``fingerprint``: of everything that decides the state; by default that of the training data,
     the participation and the rounds of evaluation.
@@ -59,13 +66,14 @@ def read_checkpoint(path: Path, fingerprint: str) -> tuple[dict[str, Tensor], di
     """Return the tensors and the facts of a checkpoint.
 
     Raises:
-        CheckpointError: it is damaged, of another format version, or of another request.
+        DamagedError: it is damaged.
+        CheckpointError: it is of another format version, or of another request.
     """
     try:
         tensors, facts = unseal(path)
     except ValueError as error:
         msg = f"checkpoint {path} is damaged ({error}); delete it to compute this part again"
-        raise CheckpointError(msg) from error
+        raise DamagedError(msg) from error
     if facts.get("version") != VERSION:
         msg = (
             f"checkpoint {path} has format version {facts.get('version')}, this release reads "
@@ -135,8 +143,13 @@ def _check_identity(run: Training, identity: list[str]) -> None:
         raise ValueError(msg)
 
 
+def previous(path: Path) -> Path:
+    """Return where the checkpoint before the last one is kept."""
+    return path.with_name(f"{path.name}.previous")
+
+
 def save_training(path: Path, run: Training) -> None:
-    """Write the state of a training run."""
+    """Write the state of a training run; the one that was there is kept as the previous one."""
     carried, store = run.carried, run.carried.store
     tensors = {
         **flatten(carried.server, "server"),
@@ -166,12 +179,34 @@ def save_training(path: Path, run: Training) -> None:
         "retained": None if healthy is None else [healthy.round, healthy.records],
         "plan": run.plan,
     }
+    if path.exists():
+        path.replace(previous(path))
     write_checkpoint(path, tensors, facts, run.fingerprint)
 
 
 def _part_retained(carried: Carried) -> Any:
     """Return what `recovery` needs of a healthy state; sites far away keep their own part."""
     return carried.server, carried.broadcast, carried.ledger, carried.seen
+
+
+def resume_training(path: Path, run: Training) -> None:
+    """Bring a fresh training run to the last state that was written whole, if there is one.
+
+    A damaged one is passed over with a warning: what follows from an earlier state, or from the
+    start, is the same.
+
+    Raises:
+        CheckpointError: it is of another version, or of another problem.
+    """
+    for file in (path, previous(path)):
+        if not file.exists():
+            continue
+        try:
+            load_training(file, run)
+        except DamagedError as error:
+            log.warning("%s; work goes on from an earlier state", str(error).partition(";")[0])
+        else:
+            return
 
 
 def load_training(path: Path, run: Training) -> None:

@@ -17,7 +17,7 @@ from fedsift import aggregation, channels, trees
 from fedsift.aggregation import Aggregator, name_of
 from fedsift.algorithms.base import Algorithm
 from fedsift.channels import Channel
-from fedsift.checkpoints import StageCheckpoint, load_training, save_training
+from fedsift.checkpoints import StageCheckpoint, resume_training, save_training
 from fedsift.data import FederatedData, RemoteData
 from fedsift.engines import Plan, cannot_batch, make_engine, make_plan
 from fedsift.engines.base import Carried, Delivery, Engine, Job, Tampering, Weights, begin
@@ -195,8 +195,8 @@ def train(
     if checkpoint is not None or joins is not None:
         given = None if checkpoint is None else checkpoint.fingerprint
         run.fingerprint = given or fingerprint(data.fingerprint(), participation, evaluate_every)
-    if checkpoint is not None and checkpoint.path.exists():
-        load_training(checkpoint.path, run)
+    if checkpoint is not None:
+        resume_training(checkpoint.path, run)
     remote = data if isinstance(data, RemoteData) else None
     batched = engine == "vectorized" and remote is None
     reason = cannot_batch(job, run.carried) if batched else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import platform
 import time
 from collections.abc import Iterator, Sequence
@@ -13,7 +14,7 @@ from typing import Any
 import torch
 
 from fedsift._version import __version__
-from fedsift.checkpoints import AFRESH, StageCheckpoint
+from fedsift.checkpoints import AFRESH, DamagedError, StageCheckpoint
 from fedsift.data import FederatedData, RemoteData, Standardiser, split
 from fedsift.findings import candidates, feature_table, method_figures, only_scores, same_data
 from fedsift.methods import find_method
@@ -30,6 +31,8 @@ from fedsift.run_folder import (
 from fedsift.runs import Run, load_run, write_run
 from fedsift.sealed import fingerprint
 from fedsift.studies import Case, Fit, Progress, Settings, effective, fit_case
+
+log = logging.getLogger(__name__)
 
 BESIDE = ("local", "central")
 VERSIONS = {"fedsift": __version__, "torch": str(torch.__version__)}
@@ -70,7 +73,10 @@ class Study:
         done = stem.with_name(f"{stem.name}-done.safetensors")
         request = _request(case, settings, len(self.cases))
         if done.exists():
-            return read_fit(done, request)
+            try:
+                return read_fit(done, request)
+            except DamagedError as error:
+                log.warning("%s; it is computed again", str(error).partition(";")[0])
         fit = fit_case(
             case,
             settings,

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -39,6 +40,7 @@ def test_solvers_are_the_simulators(name: str, tmp_path: Path) -> None:
     partial = name == "partial"
     algorithm: Algorithm = Lippax() if partial else SOLVERS[name].build()
     share = 0.5 if partial else 1.0
-    far = train(problem, remote, algorithm, rounds=4, participation=share)
-    near = train(problem, data, algorithm, rounds=4, participation=share, compile=False)
+    knobs: Any = {"rounds": 4, "participation": share, "seeds": (0, 1)}
+    far = train(problem, remote, algorithm, **knobs)
+    near = train(problem, data, algorithm, compile=False, **knobs)
     assert_same(far, near)

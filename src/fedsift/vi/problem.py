@@ -80,7 +80,7 @@ class VIProblem:
     def _evaluate(self, params: Tree, batch: Batch) -> dict[str, tuple[Tensor, Tensor]]:
         weight = batch.weight.sum()
         parts = trees.join(field=self.operator(params, batch), point=params)
-        found = {name: (value * weight, weight) for name, value in parts.items()}
+        found = {k: (value * weight, weight.expand_as(value)) for k, value in parts.items()}
         return found | (self.measures(params, batch) if self.measures else {})
 
     def _summarise(self, means: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -143,8 +143,9 @@ class GridLink:
         for name in names:
             for measure, pair in answers.get(name, {}).items():
                 sums[measure] = sums.get(measure, torch.zeros(())) + pair
-        lost = torch.where(finite, 0.0, torch.nan)
-        return {measure: (pair[0] + lost, pair[1]) for measure, pair in sums.items()}
+        for pair in sums.values():
+            pair[0][~finite] = torch.nan
+        return {measure: (pair[0], pair[1]) for measure, pair in sums.items()}
 
     def request(
         self, data: RemoteData, parts: Mapping[str, Part], needed: int

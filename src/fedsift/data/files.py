@@ -138,9 +138,10 @@ def _check_names(path: Path, names: Sequence[str]) -> None:
     repeated = [name for name, count in Counter(names).items() if count > 1]
     if repeated:
         places = [place for place, name in enumerate(names, start=1) if name == repeated[0]]
+        some = ", ".join(map(str, places[:5])) + (", ..." if len(places) > 5 else "")
         raise DataError(
             f"{path.name}: column names are repeated: {listed(repeated)} (the first in columns"
-            f" {', '.join(map(str, places))}); rename or remove them"
+            f" {some}); rename or remove them"
         )
 
 

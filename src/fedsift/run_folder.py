@@ -1,9 +1,10 @@
 """A run folder: its facts, and the fits of its checkpoints, read and written.
 
 A run folder holds ``run.json`` (settings, data, versions, status, results), ``history.jsonl`` (a
-record a round), ``model.safetensors`` (parameters on standardised features), ``features.csv`` and,
-until it is done, ``checkpoints/``. Every file but the table carries the version of its format.
-``run.json`` has a checksum of itself and, when the run is done, those of the other files.
+record a round), ``model.safetensors`` (parameters on standardised features), ``features.csv``,
+``joins/`` (states before sites joined late, `fedsift.joins`) and, until it is done,
+``checkpoints/``. Every file but the table carries the version of its format. ``run.json`` has a
+checksum of itself and, when the run is done, those of the other files.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from fedsift.sealed import fingerprint, write_atomic
 from fedsift.studies import Fit
 
 VERSION = 2
-CHECKPOINTS = "checkpoints"
+CHECKPOINTS, JOINS = "checkpoints", "joins"
 LOCK = "run.lock"
 DEPLOYMENT = "deployment.json"
 OWN_FILES = (
@@ -101,17 +102,18 @@ def clear(path: Path) -> None:
     for name in OWN_FILES:
         for file in (path / name, *path.glob(f"{name}.*.tmp")):
             file.unlink(missing_ok=True)
-    clear_checkpoints(path)
+    clear_states(path)
 
 
-def clear_checkpoints(path: Path) -> None:
-    """Remove the checkpoints of a run."""
-    checkpoints = path / CHECKPOINTS
-    if checkpoints.is_dir() and not checkpoints.is_symlink():
-        for file in checkpoints.glob("*.safetensors*"):
-            file.unlink()
-        if not any(checkpoints.iterdir()):
-            checkpoints.rmdir()
+def clear_states(path: Path, *names: str) -> None:
+    """Remove the states of a training that a run keeps, or those of some of the folders."""
+    for name in names or (CHECKPOINTS, JOINS):
+        folder = path / name
+        if folder.is_dir() and not folder.is_symlink():
+            for file in folder.glob("*.safetensors*"):
+                file.unlink()
+            if not any(folder.iterdir()):
+                folder.rmdir()
 
 
 def _unfinished(path: Path) -> bool:

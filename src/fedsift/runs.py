@@ -19,10 +19,11 @@ from fedsift.data import Standardiser
 from fedsift.findings import Feature
 from fedsift.outcomes import make_outcome
 from fedsift.run_folder import (
+    CHECKPOINTS,
     VERSION,
     RunError,
     checksum,
-    clear_checkpoints,
+    clear_states,
     read_checked,
     read_finished,
     write_facts,
@@ -132,7 +133,7 @@ def write_run(run: Run, fits: Sequence[Fit], cases: Sequence[Case]) -> None:
         write_atomic(path / name, content)
     run.facts["files"] = {name: checksum(content) for name, content in files.items()}
     write_facts(path, run.facts)
-    clear_checkpoints(path)
+    clear_states(path, CHECKPOINTS)
 
 
 def load_run(path: str | Path) -> Run:

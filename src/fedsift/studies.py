@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -259,10 +260,13 @@ def fit_case(
     progress: Progress | None = None,
     checkpoint: StageCheckpoint | None = None,
     repeats: int = 1,
+    joins: Path | None = None,
 ) -> Fit:
     """Search with all seeds, pick by ensemble, refit with a ridge, score the test rows.
 
-    ``repeats``: how many such cases there are, to decide whether compiling pays.
+    ``repeats``: how many such cases there are, to decide whether compiling pays. ``joins``: folder
+    for the search's states before sites joined late, which rows that were standardised by all of
+    them do not have.
     """
     method = find_method(settings.method)
     settings = effective(settings)
@@ -270,8 +274,10 @@ def fit_case(
     rows = rows.pooled() if method.rows == "pooled" else rows
     problem = linear_problem(rows, settings.gate)
     kept = settings.kept(problem.gates.size)
+    if standardiser.learned:
+        joins = None
     search = _search(
-        problem, rows, settings, method, kept, _tell(progress, "search"), checkpoint, repeats
+        problem, rows, settings, method, kept, _tell(progress, "search"), checkpoint, repeats, joins
     )
     params = search.params
     magnitudes = torch.func.vmap(problem.gates.magnitude)(params)
@@ -353,6 +359,7 @@ def _search(
     callback: Callback | None,
     checkpoint: StageCheckpoint | None,
     repeats: int,
+    joins: Path | None,
 ) -> Training:
     algorithm = search_algorithm(settings, method, kept / problem.gates.size)
     seeds = range(settings.seed, settings.seed + settings.seeds)
@@ -366,7 +373,7 @@ def _search(
         if alone
         else None,
         data_seed=settings.seed,
-        participation=_participation(settings) if method.rows == "federated" else 1.0,
+        participation=sites_a_round(settings) if method.rows == "federated" else 1.0,
         weights=settings.weights,
         engine=settings.engine,
         channel=_channel(settings, method, kept),
@@ -375,6 +382,7 @@ def _search(
         callback=callback,
         checkpoint=checkpoint and checkpoint.named("search"),
         repeats=repeats,
+        joins=joins,
     )
 
 
@@ -438,7 +446,8 @@ def _aggregator(settings: Settings, method: Method) -> Aggregator:
     return AGGREGATORS[settings.aggregation if method.rows == "federated" else "mean"]
 
 
-def _participation(settings: Settings) -> float | int:
+def sites_a_round(settings: Settings) -> float | int:
+    """Return the share of the sites that a round of the search asks, or their number."""
     return settings.participation if settings.participation <= 1 else int(settings.participation)
 
 

@@ -22,6 +22,7 @@ from fedsift.data import FederatedData, RemoteData
 from fedsift.engines import Plan, cannot_batch, make_engine, make_plan
 from fedsift.engines.base import Carried, Delivery, Engine, Job, Tampering, Weights, begin
 from fedsift.evaluation import evaluate
+from fedsift.joins import keep_before_joins
 from fedsift.problems import Problem
 from fedsift.recovery import Retained, recover, reset, retain
 from fedsift.sealed import fingerprint
@@ -158,8 +159,8 @@ def train(
         callback: called with each round's record.
         watch: called with the run after each round, to look at it; a true answer ends it.
         checkpoint: where to keep the state; a run begins from what is there.
-        joins: folder for the state before the first round of each site that joins later than in
-            round 0, from which a training without it can go on (`join_file`).
+        joins: folder for the states before the rounds in which sites join late, from which a
+            training without them can go on (`fedsift.joins`).
         withdrawn: called before every round with its number; the sites that it names are not asked
             again, for a request to forget that comes during the training.
 
@@ -195,6 +196,7 @@ def train(
     if checkpoint is not None or joins is not None:
         given = None if checkpoint is None else checkpoint.fingerprint
         run.fingerprint = given or fingerprint(data.fingerprint(), participation, evaluate_every)
+    at_start = run.params
     if checkpoint is not None:
         resume_training(checkpoint.path, run)
     remote = data if isinstance(data, RemoteData) else None
@@ -210,6 +212,9 @@ def train(
             make_plan(job, first, rounds, fuse=compile, repeats=repeats) if batched else Plan()
         )
     sample = job.sample(evaluate_sites)
+    if run.first_loss is None:
+        loss = evaluate(run.job.problem, at_start, data, sample)["loss"]
+        run.first_loss = torch.where(torch.isfinite(loss), loss, torch.inf)
     loop = _Loop(
         run,
         rounds,
@@ -306,11 +311,7 @@ class _Loop:
     withdrawn: Callable[[int], Collection[str]] | None = None
 
     def __post_init__(self) -> None:
-        run = self.run
-        if run.first_loss is None:
-            loss = self._figures()["loss"]
-            run.first_loss = torch.where(torch.isfinite(loss), loss, torch.inf)
-        self.retained = run.retained or retain(run)
+        self.retained = self.run.retained or retain(self.run)
         self.saved = time.monotonic()
 
     @property
@@ -376,7 +377,7 @@ class _Loop:
         run, began = self.run, time.perf_counter()
         self._let_go()
         participants = run.job.participants(run.round, self.participation)
-        self._keep_before_joins(participants)
+        keep_before_joins(self.joins, run, participants)
         info: dict[str, Tensor] = {}
         rejected: set[str] = set()
         remarks: dict[str, str] = {}
@@ -443,31 +444,11 @@ class _Loop:
             msg = "every site has withdrawn; there is nothing to train on"
             raise ValueError(msg)
 
-    def _keep_before_joins(self, participants: Tensor) -> None:
-        """Keep the state before the first round of each site that joins late."""
-        run = self.run
-        if self.joins is None or run.round == 0:
-            return
-        new = (participants & (run.carried.ledger < 0)).any(0)
-        for site in new.nonzero().squeeze(1).tolist():
-            file = join_file(self.joins, run.job.data.sites[site])
-            if not file.exists():
-                save_training(file, run)
-
     def _keep(self) -> None:
         self.retained = retain(self.run)
         if self.checkpoint is not None and time.monotonic() - self.saved > self.checkpoint.every:
             save_training(self.checkpoint.path, self.run)
             self.saved = time.monotonic()
-
-
-def join_file(folder: Path, site: str) -> Path:
-    """Return where the state before a site's first round is kept; its name does not tell the site.
-
-    To train exactly without the site, give a copy of it as ``checkpoint`` of the same training,
-    with ``eligible`` False for the site.
-    """
-    return folder / f"before-{fingerprint('join', site)[:16]}.safetensors"
 
 
 def _by_level(run: Training) -> dict[str, dict[str, int]]:

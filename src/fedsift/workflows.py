@@ -20,9 +20,10 @@ from fedsift.findings import candidates, feature_table, method_figures, only_sco
 from fedsift.methods import find_method
 from fedsift.run_folder import (
     CHECKPOINTS,
+    JOINS,
     VERSION,
     RunError,
-    clear_checkpoints,
+    clear_states,
     read_facts,
     read_fit,
     write_facts,
@@ -52,12 +53,16 @@ def split_cases(data: FederatedData, settings: Settings) -> tuple[Case, ...]:
 
 @dataclass(frozen=True)
 class Study:
-    """The cases of a study and the folder it writes to."""
+    """The cases of a study and the folder it writes to.
+
+    ``joins``: folder for the last case's states before sites joined late (`fedsift.joins`).
+    """
 
     cases: tuple[Case, ...]
     settings: Settings
     path: Path | None = None
     progress: Progress | None = None
+    joins: Path | None = None
 
     def fits(self, method: str, cases: Sequence[Case]) -> list[Fit]:
         """Fit a method on cases, taking finished ones from the folder."""
@@ -84,6 +89,7 @@ class Study:
             progress=tell,
             checkpoint=StageCheckpoint(stem, fingerprint=request),
             repeats=len(self.cases),
+            joins=self.joins if case is self.cases[-1] else None,
         )
         write_fit(done, fit, request)
         return fit
@@ -148,7 +154,7 @@ def run_fit(
     facts = _start(path, cases, settings, source, "fit", {"beside": list(beside)})
     if path is not None and facts["status"] == "done":
         return load_run(path)
-    study = Study(cases, settings, path, progress)
+    study = Study(cases, settings, path, progress, path and path / JOINS)
     tested = tuple(c for c in cases if c.test is not None)
     others = [name for name in beside if name != settings.method and tested]
     with _status_on_failure(path, facts):
@@ -211,7 +217,7 @@ def run_compare(
     facts["status"] = "done"
     if path is not None:
         write_facts(path, facts)
-        clear_checkpoints(path)
+        clear_states(path, CHECKPOINTS)
     return facts
 
 

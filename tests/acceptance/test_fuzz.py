@@ -83,7 +83,21 @@ def test_bent_messages_are_refused_or_fit_their_schema(count: int, figure: Any) 
     assert peak() - before < GIGABYTE
 
 
-NONSENSE: tuple[Any, ...] = (None, -1, 1 << 70, 1e400, "", "x", [], {}, [[]], {"a": []}, True, [0, 0, 0], "\ud800")
+NONSENSE: tuple[Any, ...] = (
+    None,
+    -1,
+    1 << 70,
+    1e400,
+    "",
+    "x",
+    [],
+    {},
+    [[]],
+    {"a": []},
+    True,
+    [0, 0, 0],
+    "\ud800",
+)
 
 
 def spoiled(draw: random.Random, answer: Message) -> None:

@@ -64,6 +64,12 @@ class Standardiser:
     target_scale: float = 1.0
     fills: Mapping[str, float] = field(default_factory=dict)
 
+    @property
+    def learned(self) -> bool:
+        """Whether anything depends on the rows of the fit."""
+        target = (self.target_mean, self.target_scale)
+        return self.how != "none" or bool(self.fills) or target != (0.0, 1.0)
+
     @classmethod
     def fit(cls, train: FederatedData, how: How = "feature") -> Standardiser:
         """Learn from training rows: a sum over sites of the values, then of squared deviations.

@@ -188,13 +188,10 @@ def draw_participants(
 ) -> Tensor:
     """Return who takes part in a round, [S, C] bool; see `Job.participants`."""
     available = int(eligible[0].sum())
-    if isinstance(participation, int):
-        count = min(participation, available)
-    else:
-        count = max(1, int(participation * available + 1e-9))
+    count, turns = turns_of(available, participation)
     if count == available:
         return eligible
-    order, turn = divmod(round_number, available // count)
+    order, turn = divmod(round_number, turns)
     order_keys = random.fold(run_keys, "participation", order)
     taking_part = torch.zeros_like(eligible)
     together = max(1, LANES // eligible.shape[1])
@@ -207,6 +204,18 @@ def draw_participants(
         if turn:
             taking_part[seeds] &= draw > draw.kthvalue(turn * count, dim=1, keepdim=True).values
     return taking_part
+
+
+def turns_of(available: int, participation: float) -> tuple[int, int]:
+    """Return how many sites are asked in a round, and how many rounds there are to an order.
+
+    If both are the same without some sites, so is who is asked in the rounds before theirs.
+    """
+    if isinstance(participation, int):
+        count = min(participation, available)
+    else:
+        count = max(1, int(participation * available + 1e-9))
+    return count, available // count
 
 
 def exchange_key(key: Tensor, exchange: str, number: int | Tensor, site: Tensor) -> Tensor:

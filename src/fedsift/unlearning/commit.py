@@ -15,7 +15,7 @@ from fedsift import trees
 from fedsift._version import __version__
 from fedsift.data import FederatedData
 from fedsift.evaluation import evaluate
-from fedsift.run_folder import VERSION, checksum, clear_checkpoints, write_facts
+from fedsift.run_folder import VERSION, checksum, clear_states, write_facts
 from fedsift.runs import Run
 from fedsift.sealed import seal, write_atomic
 from fedsift.studies import linear_problem
@@ -181,7 +181,7 @@ def apply(
                 raise ValueError(f"the staged file {folder / name} was changed; delete {folder}")
             write_atomic(path / name, content)
         write_facts(path, facts)
-        clear_checkpoints(path)
+        clear_states(path)
     record = {
         "batch": batch,
         "at": staged["at"],

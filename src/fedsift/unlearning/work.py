@@ -10,16 +10,16 @@ import torch
 from fedsift import trees
 from fedsift.algorithms import FedAvg
 from fedsift.checkpoints import StageCheckpoint
-from fedsift.data import FederatedData, Standardiser
+from fedsift.data import FederatedData
 from fedsift.evaluation import evaluate
-from fedsift.findings import Feature, candidates, feature_table
+from fedsift.findings import Feature
 from fedsift.forgetting import gated, with_gates, without_gates
 from fedsift.outcomes import make_outcome
 from fedsift.problems import Problem
-from fedsift.run_folder import read_fit, write_fit
 from fedsift.runs import Run
-from fedsift.studies import Case, fit_case, linear_problem
+from fedsift.studies import linear_problem
 from fedsift.unlearning.methods import Guarantee, Task, Unlearned, find_forgetter, unlearn
+from fedsift.unlearning.retraining import retrain
 from fedsift.unlearning.rows import RunRows
 from fedsift.unlearning.scope import Scope
 
@@ -50,34 +50,10 @@ def do_work(
     """
     assert rows.data is not None  # noqa: S101  a batch has rows to keep
     if plan["method"] == "retrain":
-        return _retrained(run, scope, rows.data, plan, checkpoint)
+        after, result, notes = retrain(run, scope, rows.data, checkpoint)
+        guarantee: Guarantee = "exact" if plan["tuning_redone"] else "exact given preprocessing"
+        return Work(after, result, "verified", guarantee, notes, result.history)
     return _changed(run, scope, rows.data, plan, checkpoint)
-
-
-def _retrained(
-    run: Run, scope: Scope, data: FederatedData, plan: dict[str, Any], checkpoint: StageCheckpoint
-) -> Work:
-    """Search and refit anew without the rows, standardisation and early stop included."""
-    marked = scope.roles(data)
-    assert marked.role is not None  # noqa: S101  roles were given
-    rest = replace(data.take(marked.role == 0), role=None)
-    case, standardiser = Case("all rows", rest), Standardiser.fit(rest, run.settings.standardise)
-    done = checkpoint.named("fit").path
-    if done.exists():
-        fit = read_fit(done, checkpoint.fingerprint or "")
-    else:
-        fit = fit_case(case, run.settings, standardiser, checkpoint=checkpoint)
-        write_fit(done, fit, checkpoint.fingerprint or "")
-    facts = run.facts | {"candidates": candidates(fit, case)}
-    after = Run(
-        run.settings, facts, feature_table(fit, case, []), fit.ensemble(), standardiser, run.path
-    )
-    rounds = sum(1 for r in fit.history)
-    result = Unlearned(
-        after.params, "retrained", rounds, fit.bytes_up, fit.bytes_down, rounds, 0.0, fit.history
-    )
-    exact: Guarantee = "exact" if plan["tuning_redone"] else "exact given preprocessing"
-    return Work(after, result, "verified", exact, (), fit.history)
 
 
 def _changed(

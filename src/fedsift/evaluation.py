@@ -10,6 +10,7 @@ from torch.func import vmap
 
 from fedsift import trees
 from fedsift.data import FederatedData, RemoteData
+from fedsift.forgetting import median_margin
 from fedsift.problems import Batch, Problem
 from fedsift.trees import Tree
 
@@ -47,6 +48,20 @@ def measure_sums(
             before = sums.get(name, (0.0, 0.0))
             sums[name] = (before[0] + total.double(), before[1] + weight.double())
     return sums
+
+
+def typical_margin(problem: Problem, params: Tree, data: FederatedData) -> float:
+    """Return how sure a model is of rows: the median margin at each site, its mean over the rows.
+
+    Sites on other machines tell one number each.
+    """
+    if isinstance(data, RemoteData):
+        answers = data.way.ask("margin", data, {"problem": problem.told()}, params)
+        margins = [float(answers[site]["margin"]) for site in data.sites]
+    else:
+        margins = [float(median_margin(problem, params, data.x[rows])) for rows in data.slices]
+    total = sum(margin * size for margin, size in zip(margins, data.sizes, strict=True))
+    return total / data.n_samples
 
 
 def _blocks(data: FederatedData, sites: Sequence[int] | None) -> Iterator[list[slice]]:

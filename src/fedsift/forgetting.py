@@ -7,7 +7,7 @@ logit z stands for the logits (0, z).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Literal, TypeAlias
 
@@ -17,13 +17,14 @@ from torch import Tensor
 
 from fedsift.gates import HardConcrete
 from fedsift.measures import auc
-from fedsift.outcomes import Outcome
+from fedsift.outcomes import Outcome, make_outcome
 from fedsift.problems import Batch, Problem, weighted_mean
 from fedsift.trees import Tree
 
 ForgetLoss = Literal["entropy", "bounded_ce", "mixed", "uniform_ce", "ascent"]
 RowLoss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
+TEMPERED = frozenset({"entropy", "mixed"})  # losses that depend on the temperature
 CLIP = 10.0  # nats at which `uniform_ce` is clipped
 
 
@@ -101,11 +102,17 @@ def peak_margin(n_classes: int) -> float:
     return float(m.detach()[(m.detach() * slope).argmax()])
 
 
-def temperature_for(logits: Tensor) -> float:
-    """Return τ = max(1, median margin of the rows / c_K): where the entropy's gradient is large."""
-    top = logits.topk(2, -1).values
-    margin = float((top[:, 0] - top[:, 1]).detach().median())
-    return max(1.0, margin / peak_margin(logits.shape[-1]))
+def temperature_for(margin: float, n_classes: int) -> float:
+    """Return τ = max(1, margin / c_K): where the entropy's gradient is large."""
+    return max(1.0, margin / peak_margin(n_classes))
+
+
+def median_margin(problem: Problem, params: Tree, x: Tensor) -> Tensor:
+    """Return the median distance of a classifier's two largest logits for rows, a scalar."""
+    assert problem.predict is not None  # noqa: S101  `forgetting` refuses the others
+    with torch.no_grad():
+        top = class_logits(problem.predict(params, x)).topk(2, -1).values
+    return (top[:, 0] - top[:, 1]).median()
 
 
 def class_logits(output: Tensor) -> Tensor:
@@ -152,7 +159,23 @@ def forgetting(
         objectives={"forget": forget, "retain": retain},
         row_loss=lambda params, batch: outcome.loss(predict(params, batch.x), batch.y),
         apart=None,
+        recipe=problem.wrapped(
+            forgetting=[outcome.name, getattr(outcome, "n_classes", 2), loss, temperature]
+        ),
     )
+
+
+def remade(recipe: Mapping[str, Any], base: Callable[[Mapping[str, Any]], Problem]) -> Problem:
+    """Return the problem of a recipe; ``base`` makes those that are made of no other."""
+    if "of" not in recipe:
+        return base(recipe)
+    problem = remade(recipe["of"], base)
+    if "ridge" in recipe:
+        return problem.with_ridge(recipe["ridge"])
+    if "gated" in recipe:
+        return gated(problem)
+    name, n_classes, loss, temperature = recipe["forgetting"]
+    return forgetting(problem, make_outcome(name, n_classes), loss, temperature)
 
 
 def forget_figures(problem: Problem, theta: Tree, forget: Batch, held_out: Batch) -> Tree:
@@ -198,6 +221,7 @@ def gated(problem: Problem) -> Problem:
         predict=None if predict is None else lambda params, x: predict(effective(params), x),
         row_loss=None if row is None else through(row),
         apart=None,
+        recipe=problem.wrapped(gated=True),
     )
 
 

@@ -107,8 +107,26 @@ class Problem:
             self,
             operators={k: ridged(f) for k, f in self.operators.items()},
             apart=None if self.apart is None else self.apart.with_ridge(strength),
-            recipe=None if self.recipe is None else {**self.recipe, "ridge": strength},
+            recipe=self.wrapped(ridge=strength),
         )
+
+    def wrapped(self, **how: Any) -> dict[str, Any] | None:
+        """Return the recipe of a problem that is made of this one."""
+        return None if self.recipe is None else {"of": dict(self.recipe), **how}
+
+    def told(self) -> dict[str, Any]:
+        """Return the recipe, for those who are to make the problem again.
+
+        Raises:
+            ValueError: there is none.
+        """
+        if self.recipe is None:
+            msg = (
+                "this problem cannot be told to sites: it has no recipe; give Problem.recipe, and "
+                "the sites a function that makes the problem of it"
+            )
+            raise ValueError(msg)
+        return dict(self.recipe)
 
 
 def weighted_mean(values: Tensor, weight: Tensor) -> Tensor:

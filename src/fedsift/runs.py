@@ -148,7 +148,8 @@ def load_run(path: str | Path) -> Run:
         msg = f"{path} is a comparison of methods and holds no model; name the folder of a fit"
         raise RunError(msg)
     read_checked(path, "model.safetensors", facts)
-    params, meta = unseal(path / "model.safetensors")
+    stored, meta = unseal(path / "model.safetensors")
+    params = {name: stored[name] for name in ("weight", "bias")}  # the order of messages
     standardiser = Standardiser.from_dict(meta["standardiser"])
     table = read_checked(path, "features.csv", facts).decode()
     features = tuple(_feature(row) for row in csv.DictReader(io.StringIO(table, newline="")))

@@ -244,9 +244,11 @@ def _linear_problem(
 
 
 def problem_of(recipe: Mapping[str, Any]) -> Problem:
-    """Return the problem that another machine described by `Problem.recipe`."""
-    problem = _linear_problem(*recipe["linear"])
-    return problem.with_ridge(recipe["ridge"]) if "ridge" in recipe else problem
+    """Return the problem of a study that another machine described by `Problem.recipe`.
+
+    `fedsift.forgetting.remade` makes the problems that are made of it.
+    """
+    return _linear_problem(*recipe["linear"])
 
 
 Progress = Callable[[str, int, dict[str, Any]], None]

@@ -97,6 +97,7 @@ def test_three_nodes_give_the_simulators_model(method: str, tmp_path: Path) -> N
     told: list[dict[str, Any]] = []
     run = run_loopback(loop, told.append)
     assert_same(run, simulated(loop))
+    assert not list((loop.folder / "state").iterdir())
     assert {t["state"] for t in told} >= {"running", "done"}
     assert run.facts["plan"]["engine"] == "flower"
     assert run.facts["deployment"]["rounds_per_minute"] > 0

@@ -6,6 +6,7 @@ from fedsift.algorithms.averaging import FPPM, LocalExtraSGD, LocalProximalExtra
 from fedsift.algorithms.base import Algorithm, LocalTraining, Total
 from fedsift.algorithms.eflops import EFLoPS
 from fedsift.algorithms.eflops_paper import EFLoPSPaper
+from fedsift.algorithms.erasers import FedEraser, ProjectedAscent, StoredFedAvg
 from fedsift.algorithms.extragradient import FederatedExtragradient, FedGDAGT, FedOGDA
 from fedsift.algorithms.fedavg import FedAvg, FedHT, FedIterHT, Tuning
 from fedsift.algorithms.fedprox import FedProx
@@ -23,6 +24,7 @@ __all__ = [
     "EFLoPS",
     "EFLoPSPaper",
     "FedAvg",
+    "FedEraser",
     "FedGDAGT",
     "FedHT",
     "FedIterHT",
@@ -36,8 +38,10 @@ __all__ = [
     "LocalProximalExtraStep",
     "LocalTraining",
     "OneShot",
+    "ProjectedAscent",
     "Scaffold",
     "SolvedAtSite",
+    "StoredFedAvg",
     "Total",
     "Tuning",
 ]

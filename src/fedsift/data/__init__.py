@@ -10,6 +10,7 @@ from fedsift.data.named import NAMED
 from fedsift.data.partition import affine_shift, dirichlet_counts, dirichlet_labels, iid
 from fedsift.data.readers import PredictionTable, read_sites, read_table
 from fedsift.data.remote import RemoteData
+from fedsift.data.roles import of_role, with_roles
 from fedsift.data.splitting import split
 from fedsift.data.standardise import How, Standardiser
 from fedsift.data.synthetic import SyntheticRegression, synthetic_regression
@@ -40,10 +41,12 @@ __all__ = [
     "golub_raw",
     "golub_recipe",
     "iid",
+    "of_role",
     "open_mapped",
     "read_sites",
     "read_table",
     "save_mapped",
     "split",
     "synthetic_regression",
+    "with_roles",
 ]

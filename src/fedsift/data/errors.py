@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["DataError", "DataWarning", "counted", "listed", "nearest"]
+__all__ = ["DataError", "DataWarning", "NamesError", "counted", "listed", "nearest"]
 
 _SHOWN = 5
 
@@ -22,6 +22,10 @@ class DataError(ValueError):
     def __init__(self, message: str) -> None:
         # A value or a name from a file may contain a line break.
         super().__init__(message.replace("\r", "\\r").replace("\n", "\\n"))
+
+
+class NamesError(DataError):
+    """A name that was given is not there; the message holds what was given, and may travel."""
 
 
 class DataWarning(UserWarning):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol, TypeVar
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol, TypeVar
 import torch
 
 from fedsift.data.errors import DataError, counted
-from fedsift.data.federated import FederatedData
+from fedsift.data.federated import FORGET, RETAIN, FederatedData
 from fedsift.data.grouping import Numbered
 
 if TYPE_CHECKING:
@@ -56,6 +57,9 @@ class Link(Protocol):
     def engine(self) -> Any:
         """Return the engine that runs exchanges with these sites."""
 
+    def end(self, data: RemoteData) -> None:
+        """Tell the sites of ``data`` that the run is over; those that do not hear it do no harm."""
+
 
 @dataclass(frozen=True, eq=False)
 class RemoteData(FederatedData):
@@ -76,20 +80,22 @@ class RemoteData(FederatedData):
 
         Args:
             like: the fields that are not counted; ``missing`` True where values may be missing.
-            counts: of each site, ``rows`` and ``weight`` [K] by class; [1] for a measured target. A
-                site without a row is left out.
+            counts: of each site, ``rows`` and ``weight`` as `block_counts` gives them. A site
+                without a row is left out.
         """
         there = {name: c for name, c in counts.items() if int(c["rows"].sum())}
         sizes = [int(c["rows"].sum()) for c in there.values()]
         measured = like["outcome"] == "regression"
-        codes = [torch.repeat_interleave(c["rows"]) for c in there.values()]
+        blocks = [torch.repeat_interleave(c["rows"].flatten()) for c in there.values()]
         each = [
-            (c["weight"] / c["rows"].clamp(min=1)).repeat_interleave(c["rows"])
-            for c in there.values()
+            (c["weight"] / c["rows"].clamp(min=1)).flatten()[block]
+            for c, block in zip(there.values(), blocks, strict=True)
         ]
         offsets = (0, *torch.tensor(sizes).cumsum(0).tolist())
         sites = tuple(there)
-        y = torch.cat(codes)
+        block, kinds = torch.cat(blocks), max(1, len(like["classes"]))
+        with_roles = next(iter(there.values()))["rows"].ndim == 2
+        y = block % kinds
         x = torch.zeros(1, len(like["features"])).expand(len(y), -1)
         missing = torch.zeros(1, 1, dtype=torch.bool).expand(x.shape) if like["missing"] else None
         return cls(
@@ -98,6 +104,7 @@ class RemoteData(FederatedData):
             checked=x,
             y=torch.zeros(len(y)) if measured else y,
             weight=torch.cat(each).float(),
+            role=(block // kinds).to(torch.int8) if with_roles else None,
             offsets=offsets,
             sites=sites,
             rows=Numbered(sites, offsets),
@@ -111,8 +118,15 @@ class RemoteData(FederatedData):
         return cls.of(like, cls.of(like, nobody).counts())
 
     def counts(self) -> Answers:
-        """Return how many rows each site has, by class."""
+        """Return how many rows each site says to have, by class and role."""
         return self.way.ask("counts", self, {}, {})
+
+    def known_counts(self) -> dict[str, Mapping[str, Tensor]]:
+        """Return the same as far as this roster knows."""
+        return {
+            site: block_counts(self, rows)
+            for site, rows in zip(self.sites, self.slices, strict=True)
+        }
 
     @property
     def way(self) -> Link:
@@ -120,6 +134,13 @@ class RemoteData(FederatedData):
         if self.link is None:
             raise DataError("these data have no link to their sites; they are rows' shape alone")
         return self.link
+
+    def end(self) -> None:
+        """Tell the sites that the run is over and will not go on: they remove what they kept of it.
+
+        A site that is away at the moment keeps it.
+        """
+        self.way.end(self)
 
     def refuse_single(self, done: str) -> None:
         """Refuse to publish as a sum over sites what is one site's own.
@@ -190,6 +211,45 @@ class RemoteData(FederatedData):
         steps = (*self.steps, Step("standardise", facts, tensors))
         return replace(self, missing=None, steps=steps)
 
+    def with_roles(
+        self, forget: Mapping[str, Sequence[str] | None], held_out: Mapping[str, Sequence[str]]
+    ) -> RemoteData:
+        """Return the data with a role for each row; see `data.with_roles`.
+
+        Sites of which some ids are named say how many rows those are; the others are not asked.
+        """
+        facts: dict[str, dict[str, Any]] = {}
+        role = torch.full((self.n_samples,), RETAIN, dtype=torch.int8)
+        for site, rows in zip(self.sites, self.slices, strict=True):
+            ids = forget.get(site, ())
+            facts[site] = {
+                "forget": None if ids is None else list(ids),
+                "held_out": list(held_out.get(site, ())),
+            }
+            role[rows] = FORGET if ids is None else RETAIN
+        steps = (*self.steps, Step("roles", {"by_site": facts}, {}))
+        marked = replace(self, role=role, steps=steps)
+        counts, like = marked.known_counts(), self.like() | {"steps": steps}
+        asked = {site: counts[site] for site, own in facts.items() if any(own.values())}
+        if not asked:
+            return marked
+        return RemoteData.of(like, counts | dict(RemoteData.of(like, asked).counts()))
+
+    def of_role(self, role: int) -> RemoteData:
+        """Return the rows of a role, and nothing of roles; no site is asked.
+
+        Raises:
+            DataError: there is none.
+        """
+        counts = {
+            site: {name: count[role] for name, count in known.items()}
+            for site, known in self.known_counts().items()
+        }
+        if not any(int(count["rows"].sum()) for count in counts.values()):
+            raise DataError(f"no row is {('retained', 'to be forgotten', 'held out')[role]}")
+        steps = (*self.steps, Step("role", {"role": role}, {}))
+        return RemoteData.of(self.like() | {"steps": steps}, counts)
+
     def select_features(self, chosen: Sequence[str] | Sequence[int] | Tensor) -> RemoteData:
         """Return some features; see `FederatedData`."""
         narrow: Any = super().select_features(chosen)
@@ -211,6 +271,22 @@ class RemoteData(FederatedData):
     def with_sites(self, site_of_row: Tensor, sites: Sequence[str]) -> NoReturn:  # noqa: ARG002
         """Refuse: rows cannot be dealt out anew."""
         _refuse("dealt to other sites")
+
+
+def block_counts(data: FederatedData, rows: slice) -> dict[str, Tensor]:
+    """Return how many ``rows`` of each kind there are among some rows, and their ``weight``.
+
+    [K] by class, [1] for a measured target; [3, K] by role and class where rows have roles.
+    """
+    codes, kinds = data.y[rows], max(1, len(data.classes))
+    if data.outcome == "regression":
+        codes = torch.zeros(len(codes), dtype=torch.int64)
+    shape = (kinds,) if data.role is None else (3, kinds)
+    if data.role is not None:
+        codes = codes + kinds * data.role[rows]
+    weight = torch.bincount(codes, data.weight[rows].double(), math.prod(shape))
+    count = torch.bincount(codes, minlength=math.prod(shape))
+    return {"rows": count.reshape(shape), "weight": weight.reshape(shape)}
 
 
 def _refuse(done: str) -> NoReturn:

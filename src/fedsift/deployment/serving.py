@@ -113,6 +113,7 @@ def _fit(grid: Any, plan: Plan, out: Path, diary: Diary) -> None:
     run.facts["deployment"] = costs(data.link, diary)
     write_facts(out, run.facts)
     write_report(out)
+    data.end()
     diary.write("done")
 
 

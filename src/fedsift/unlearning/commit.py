@@ -7,13 +7,13 @@ import io
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from fedsift import trees
 from fedsift._version import __version__
-from fedsift.data import FederatedData
+from fedsift.data import FederatedData, of_role
 from fedsift.evaluation import evaluate
 from fedsift.run_folder import VERSION, checksum, clear_states, write_facts
 from fedsift.runs import Run
@@ -36,8 +36,7 @@ def figures(run: Run, data: FederatedData) -> dict[str, float]:
     for name, role in (("retain", 0), ("forget", 1)):
         if not bool((rows.role == role).any()):
             continue
-        part = replace(rows.take(rows.role == role), role=None)
-        values = evaluate(problem, trees.stack([run.params]), part)
+        values = evaluate(problem, trees.stack([run.params]), of_role(rows, role))
         found |= {f"{name}_{k}": float(v[0]) for k, v in values.items()}
     return found
 
@@ -118,7 +117,7 @@ def _purged(record: dict[str, Any], scope: Scope, salt: str) -> dict[str, Any]:
 def _facts(facts: dict[str, Any], data: FederatedData, scope: Scope, salt: str) -> dict[str, Any]:
     """Return a run's facts about the rows that are left."""
     assert data.role is not None  # noqa: S101  the data come with roles
-    rest = replace(data.take(data.role == 0), role=None)
+    rest = of_role(data, 0)
     gone = int((data.role == 1).sum())
     counts = {}
     if rest.classes:

@@ -14,10 +14,11 @@ from fedsift.algorithms import FUMEGS, FedAvg, LocalTraining
 from fedsift.algorithms.budget import STOP_REASONS
 from fedsift.algorithms.erasers import FedEraser, ProjectedAscent, draw_start
 from fedsift.checkpoints import StageCheckpoint
-from fedsift.data import FederatedData
+from fedsift.data import FederatedData, of_role
 from fedsift.data.errors import nearest
 from fedsift.data.federated import FORGET, HELD_OUT, RETAIN
-from fedsift.forgetting import ForgetLoss, class_logits, forgetting, temperature_for
+from fedsift.evaluation import typical_margin
+from fedsift.forgetting import TEMPERED, ForgetLoss, forgetting, temperature_for
 from fedsift.outcomes import Outcome
 from fedsift.problems import Problem
 from fedsift.training import Callback, Training, train
@@ -63,16 +64,16 @@ class Task:
         Raises:
             DataError: there is none.
         """
-        return replace(self.data.take(self.role == RETAIN), role=None)
+        return of_role(self.data, RETAIN)
 
     def forgotten(self) -> FederatedData:
         """Return the rows to forget."""
-        return replace(self.data.take(self.role == FORGET), role=None)
+        return of_role(self.data, FORGET)
 
     def held_out(self) -> FederatedData | None:
         """Return the rows that are only looked at, if there are some."""
         some = bool((self.role == HELD_OUT).any())
-        return replace(self.data.take(self.role == HELD_OUT), role=None) if some else None
+        return of_role(self.data, HELD_OUT) if some else None
 
 
 class Unlearned(NamedTuple):
@@ -173,18 +174,20 @@ def combined(
     **options: Any,
 ) -> Unlearned:
     """Run FU-MEGS, or one of the rules of `combiners` in its place."""
-    rows = task.data.x[task.role == FORGET]
-    if not len(rows):
+    if not bool((task.role == FORGET).any()):
         return Unlearned(task.params, "nothing_to_forget", 0, 0, 0, 0, 0.0, [])
     if not bool((task.role == RETAIN).any()):
         raise ValueError(
             "every row is to be forgotten, so nothing would be left to keep; start a new model "
             "with fedsift fit"
         )
-    if temperature is None and task.outcome.name != "regression":
-        assert task.problem.predict is not None  # noqa: S101  `forgetting` refuses the others
-        temperature = temperature_for(class_logits(task.problem.predict(task.params, rows)))
-    problem = forgetting(task.problem, task.outcome, loss, temperature or 1.0)
+    problem = forgetting(
+        task.problem, task.outcome, loss, 1.0 if temperature is None else temperature
+    )
+    if temperature is None and loss in TEMPERED:
+        margin = typical_margin(task.problem, task.params, task.forgotten())
+        temperature = temperature_for(margin, len(task.data.classes))
+        problem = forgetting(task.problem, task.outcome, loss, temperature)
     algorithm = FUMEGS(**_learning_rate(task, options))
     run = _train(task, problem, task.data, algorithm, algorithm.start(task.params),
                  checkpoint, callback)  # fmt: skip

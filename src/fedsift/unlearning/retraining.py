@@ -5,10 +5,8 @@ Both ways end with the same model, bit for bit: the one that a fit on the other 
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from fedsift.checkpoints import StageCheckpoint
-from fedsift.data import FederatedData, Standardiser
+from fedsift.data import FederatedData, Standardiser, of_role
 from fedsift.engines.base import turns_of
 from fedsift.findings import candidates, feature_table
 from fedsift.joins import Start, go_on_without, join_file
@@ -32,8 +30,7 @@ def retrain(
         The run as it is then, what that cost, and notes.
     """
     marked = scope.roles(data)
-    assert marked.role is not None  # noqa: S101  roles were given
-    rest = replace(data.take(marked.role == 0), role=None)
+    rest = of_role(marked, 0)
     case, standardiser = Case("all rows", rest), Standardiser.fit(rest, run.settings.standardise)
     start = _before_they_joined(run, _sites_of(scope, marked), rest, checkpoint)
     done = checkpoint.named("fit").path

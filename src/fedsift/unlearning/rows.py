@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from fedsift import random
-from fedsift.data import FederatedData
+from fedsift.data import FederatedData, of_role
 from fedsift.engines.base import draw_participants
 from fedsift.methods import find_method
 from fedsift.run_folder import RunError
@@ -106,7 +106,7 @@ def without_forgotten(data: FederatedData | None, ledger: Ledger) -> FederatedDa
         return data
     marked = gone.roles(data)
     assert marked.role is not None  # noqa: S101  roles were given
-    return data.take(marked.role == 0) if bool((marked.role == 0).any()) else None
+    return of_role(marked, 0) if bool((marked.role == 0).any()) else None
 
 
 def _from_source(run: Run) -> tuple[FederatedData | None, tuple[str, ...]]:

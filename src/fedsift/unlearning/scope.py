@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from pydantic import BaseModel, ConfigDict, field_validator
 
-from fedsift.data import FederatedData
+from fedsift.data import DataError, FederatedData, RemoteData, with_roles
 from fedsift.data.errors import nearest
 from fedsift.data.federated import FORGET, HELD_OUT, RETAIN
 from fedsift.sealed import fingerprint
@@ -56,7 +56,12 @@ class Scope(BaseModel):
         return fingerprint(salt, self.model_dump(mode="json"))
 
     def unknown(self, data: FederatedData) -> list[str]:
-        """Return a line for each name that the data do not have."""
+        """Return a line for each name that the data do not have.
+
+        Raises:
+            DataError: see `roles`.
+        """
+        self._refuse_rows_elsewhere(data)
         have: dict[str, Any] = {
             "site": (self.sites, data.sites),
             "row": (self.rows, data.rows),
@@ -70,7 +75,14 @@ class Scope(BaseModel):
         ]
 
     def roles(self, data: FederatedData, held_out: torch.Tensor | None = None) -> FederatedData:
-        """Return the data with roles; ``held_out`` [N]: rows that are only looked at."""
+        """Return the data with roles; ``held_out`` [N]: rows that are only looked at.
+
+        Raises:
+            DataError: the rows are at their sites, and more is named than sites.
+        """
+        if isinstance(data, RemoteData):
+            self._refuse_rows_elsewhere(data, held_out)
+            return with_roles(data, dict.fromkeys(s for s in self.sites if s in data.sites))
         role = torch.full((data.n_samples,), RETAIN, dtype=torch.int8)
         for site, rows in zip(data.sites, data.slices, strict=True):
             if site in self.sites:
@@ -84,6 +96,16 @@ class Scope(BaseModel):
         if held_out is not None:
             role[held_out] = HELD_OUT
         return replace(data, role=role)
+
+    def _refuse_rows_elsewhere(
+        self, data: FederatedData, held_out: torch.Tensor | None = None
+    ) -> None:
+        if isinstance(data, RemoteData) and (self.rows or self.classes or held_out is not None):
+            raise DataError(
+                "rows that stay at their sites are named site by site, so that no site hears of "
+                "another's: give them their roles with fedsift.data.with_roles, and forget with "
+                "fedsift.unlearning.methods.unlearn"
+            )
 
 
 def hashed_name(salt: str, kind: str, name: str) -> str:

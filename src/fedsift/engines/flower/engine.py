@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ from torch import Tensor
 from fedsift import channels, messages, random, trees
 from fedsift.aggregation import renumbered
 from fedsift.data import RemoteData
+from fedsift.data.federated import FORGET
 from fedsift.engines.base import Carried, Engine, Job, Report
 from fedsift.engines.envelopes import Envelope, Inbox, schema_of
 from fedsift.engines.flower.link import GridLink
@@ -20,6 +22,8 @@ from fedsift.engines.flower.parts import Definition, Part, PartError, define
 from fedsift.engines.flower.work import NEVER, upload_schema, work_facts, zeros
 from fedsift.engines.programs import publishing, serving
 from fedsift.trees import Tree
+
+WITHOUT = "forget with 'retrain', which does without them"
 
 
 class Uploads(NamedTuple):
@@ -164,7 +168,7 @@ class _Exchange:
         waiting, began = dict(asked), time.monotonic()
         while waiting:
             parts = {names[c]: self._request(c, seeds, found) for c, seeds in waiting.items()}
-            short = max(0, needed - len(found.uploads))
+            short = max(0, needed - len(found.uploads), self._lacks_forgetting(asked, found))
             answers = self.link.request(self.data, parts, short)
             again = {}
             for name, answer in answers.items():
@@ -176,12 +180,21 @@ class _Exchange:
                     found.remarks[name] = reason
                     if self._forget(c, asked[c], answer, found):
                         again[c] = asked[c]
-            if len(found.uploads) >= needed:
+            if self._lacks_forgetting(asked, found):
+                self.link.pause(began, found.remarks, "no site with rows to forget", WITHOUT)
+            elif len(found.uploads) >= needed:
                 waiting = again
             elif not again:
-                self.link.pause(began, found.remarks, needed)
+                self.link.pause(began, found.remarks, f"fewer than {needed} sites")
         found.remarks.update(self.link.take_remarks(sites - set(found.remarks)))
         return found
+
+    def _lacks_forgetting(self, asked: Collection[int], found: _Found) -> bool:
+        """Return whether sites with rows to forget were asked and none has answered."""
+        if self.data.role is None:
+            return False
+        having = self.data.site_of_row[self.data.role == FORGET].unique().tolist()
+        return not {*asked}.isdisjoint(having) and found.uploads.keys().isdisjoint(having)
 
     def _request(self, c: int, seeds: list[int], found: _Found) -> Part:
         """Return what brings a site up to date and asks for its work."""
@@ -258,7 +271,7 @@ class _Exchange:
             sizes[s] = sum(map(len, blobs))
             try:
                 found[s] = {
-                    g: (messages.decode(blob, self.schema[g]), weights[g][place])
+                    g: (self._tree(g, blob, weights[g][place]), weights[g][place])
                     for g, blob in zip(groups, blobs, strict=True)
                 }
             except messages.MessageError as error:
@@ -266,6 +279,13 @@ class _Exchange:
                     raise
                 found[s] = None
         return Uploads(found, sizes, dict(facts["info"]))
+
+    def _tree(self, group: str, blob: bytes, weight: Tensor) -> Tree:
+        """Return what a site says of a group; nothing, where it has no row of it."""
+        if weight == 0 and not blob:
+            nothing: Tree = trees.zeros_like(self.schema[group])
+            return nothing
+        return messages.decode(blob, self.schema[group])
 
     def _forget(self, c: int, seeds: list[int], answer: Part | str, found: _Found) -> bool:
         """Begin anew with a site that lost its state; tell whether it is to be asked again."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedsift import messages, trees
-from fedsift.data import RemoteData
+from fedsift.data import DataError, RemoteData
 from fedsift.data.remote import Step
 from fedsift.engines.flower.nodes import Nodes, Sent, by_node
 from fedsift.engines.flower.parts import (
@@ -27,6 +27,8 @@ from fedsift.engines.flower.together import Rendezvous
 
 if TYPE_CHECKING:
     from fedsift.engines.flower.engine import FlowerEngine
+
+LOWER = "lower the quorum"
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -112,6 +114,7 @@ class GridLink:
 
         Raises:
             SitesError: a site cannot, or is not there in time.
+            DataError: a site was asked of rows that it does not have.
         """
         question = with_tensors({"kind": kind, **facts}, tensors)
         where = {site: self._keys(data, site) for site in data.sites}
@@ -128,16 +131,13 @@ class GridLink:
 
         A seed whose parameters are not finite is not sent, and gets NaN.
         """
-        if problem.recipe is None:
-            msg = "this problem cannot be told to sites: it has no recipe (Problem.recipe)"
-            raise PartError(msg)
         finite = torch.stack(
             [trees.all_finite(trees.unstack(params, s)) for s in range(_lanes(params))]
         )
         sent = trees.where(finite, params, trees.zeros_like(params))
         blobs = tuple(messages.encode(trees.unstack(sent, s)) for s in range(len(finite)))
         names = data.sites if sites is None else [data.sites[c] for c in sites]
-        part = Part({"kind": "evaluate", "problem": dict(problem.recipe)}, blobs)
+        part = Part({"kind": "evaluate", "problem": problem.told()}, blobs)
         answers = self._enough(data, dict.fromkeys(names, part))
         sums: dict[str, Tensor] = {}
         for name in names:
@@ -167,8 +167,14 @@ class GridLink:
         """Tell sites of this, when a question names its key."""
         self.definitions[definition.key] = definition
 
-    def pause(self, began: float, remarks: Mapping[str, str], needed: int) -> None:
-        """Wait a little for sites to come back.
+    def end(self, data: RemoteData) -> None:
+        """Ask the sites, once, to remove what they kept of the run."""
+        self.request(data, dict.fromkeys(data.sites, Part({"kind": "end"})), 0)
+
+    def pause(
+        self, began: float, remarks: Mapping[str, str], few: str, instead: str = LOWER
+    ) -> None:
+        """Wait a little for sites to come back; ``few`` of them answered.
 
         Raises:
             SitesError: patience is at its end.
@@ -177,8 +183,8 @@ class GridLink:
         if waited > self.policy.patience:
             who = "; ".join(f"{site!r}: {why}" for site, why in sorted(remarks.items()))
             msg = (
-                f"fewer than {needed} sites answered within {waited:.0f} s ({who}); see to them, "
-                "then go on with the run, or lower the quorum"
+                f"{few} answered within {waited:.0f} s ({who}); see to them, then go on with the "
+                f"run, or {instead}"
             )
             raise SitesError(msg)
         time.sleep(max(self.policy.poll, min(2.0, 0.1 * waited)))
@@ -218,7 +224,7 @@ class GridLink:
                     remarks[site] = str(error)
             if len(found) >= needed:
                 return found
-            self.pause(began, remarks, needed)
+            self.pause(began, remarks, f"fewer than {needed} sites")
 
     # --- messages
 
@@ -340,9 +346,16 @@ def _definition(step: Step, site: str) -> Definition:
 
 
 def _said(answer: Part | str) -> dict[str, Tensor]:
-    """Return the tensors of an answer; raise PartError where there are none."""
+    """Return the tensors of an answer.
+
+    Raises:
+        PartError: there are none; they may come when the site is asked again.
+        DataError: the question was wrong.
+    """
     if isinstance(answer, str):
         raise PartError(answer)
+    if "refused" in answer.facts:
+        raise DataError(str(answer.facts["refused"]))
     for word in ("error", "lost"):
         if word in answer.facts:
             raise PartError(str(answer.facts[word]))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,6 +79,12 @@ class Memory:
         elif file.read_text() != mark:
             msg = "the site's file has changed since the run began; bring it back, or begin anew"
             raise PartError(msg)
+
+    def remove(self) -> None:
+        """Remove the folder, and that of the site's runs if there is no other."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        with suppress(OSError):
+            self.folder.parent.rmdir()
 
     def exchanges(self, work: str) -> Exchanges:
         """Return the states of a piece of work."""

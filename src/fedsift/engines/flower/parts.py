@@ -93,6 +93,8 @@ def rebuild(facts: Any, classes: Mapping[str, type]) -> Any:
     Raises:
         PartError: its class is not known here.
     """
+    if isinstance(facts, list):
+        return tuple(rebuild(value, classes) for value in facts)
     if not isinstance(facts, Mapping):
         return facts
     if facts["type"] not in classes:

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 
 from fedsift import messages
-from fedsift.data import DataError, FederatedData, Standardiser
-from fedsift.data.remote import Step
+from fedsift.data import DataError, FederatedData, Standardiser, of_role, with_roles
+from fedsift.data.errors import NamesError
+from fedsift.data.remote import Step, block_counts
 from fedsift.data.splitting import in_test, strata_counts
 from fedsift.data.standardise import site_sums
 from fedsift.engines.flower.memory import LostError, Memory
@@ -26,6 +27,7 @@ from fedsift.engines.flower.parts import (
 )
 from fedsift.engines.flower.work import SiteWork
 from fedsift.evaluation import measure_sums
+from fedsift.forgetting import median_margin, remade
 from fedsift.problems import Problem
 
 log = logging.getLogger(__name__)
@@ -40,7 +42,7 @@ class Site:
     Attributes:
         data: its rows, one site.
         memory: what it keeps of the run.
-        problems: makes the problem that the server described.
+        problems: makes a problem that the server described and that is made of no other.
         classes: the algorithms and channels that the server may name.
     """
 
@@ -67,13 +69,17 @@ class Site:
             "counts": self._counts,
             "strata": self._strata,
             "sums": self._sums,
+            "margin": self._margin,
             "evaluate": self._evaluate,
             "exchange": self._exchange,
+            "end": self._end,
         }
         try:
             return questions.get(kind, _unknown)(part)
         except LostError as error:
             return Part({"kind": kind, "lost": str(error)})
+        except NamesError as error:
+            return Part({"kind": kind, "refused": str(error)})
         except (PartError, messages.MessageError) as error:
             return Part({"kind": kind, "error": str(error)})
         except Exception as error:
@@ -97,17 +103,13 @@ class Site:
         return Part({"kind": "define"})
 
     def _counts(self, part: Part) -> Part:
-        """Say how many rows of each class there are, and what they weigh."""
+        """Say how many rows of each class and role there are, and what they weigh."""
         try:
             data = self.rows(part.facts["data"])
         except NoRowsError:
             nothing = torch.zeros(1, dtype=torch.int64)
             return with_tensors({"kind": "counts"}, {"rows": nothing, "weight": nothing.double()})
-        codes = torch.zeros(data.n_samples).long() if data.outcome == "regression" else data.y
-        classes = max(1, len(data.classes))
-        weight = torch.bincount(codes, data.weight.double(), classes)
-        counts = {"rows": torch.bincount(codes, minlength=classes), "weight": weight}
-        return with_tensors({"kind": "counts"}, counts)
+        return with_tensors({"kind": "counts"}, block_counts(data, slice(None)))
 
     def _strata(self, part: Part) -> Part:
         counts = strata_counts(self.rows(part.facts["data"]))
@@ -119,9 +121,15 @@ class Site:
         sums = site_sums(self.rows(facts["data"]), facts["how"], facts["fills"], around)
         return with_tensors({"kind": "sums"}, sums)
 
+    def _margin(self, part: Part) -> Part:
+        """Say how sure the model is of the rows: the median of their margins."""
+        data, problem = self.rows(part.facts["data"]), self._problem(part.facts["problem"])
+        margin = median_margin(problem, tensors_of(part), data.x)
+        return with_tensors({"kind": "margin"}, {"margin": margin})
+
     def _evaluate(self, part: Part) -> Part:
         """Say the sums of the measures of each seed's parameters over the rows."""
-        data, problem = self.rows(part.facts["data"]), self.problems(part.facts["problem"])
+        data, problem = self.rows(part.facts["data"]), self._problem(part.facts["problem"])
         schema = problem.init(torch.zeros((), dtype=torch.int64))
         seeds = [messages.decode(blob, schema) for blob in part.blobs]
         params = {name: torch.stack([seed[name] for seed in seeds]) for name in schema}
@@ -135,9 +143,17 @@ class Site:
     def _exchange(self, part: Part) -> Part:
         _, facts = self.memory.definition(part.facts["work"])
         data = self.rows(part.facts["data"])
-        work = SiteWork.described(facts, data, self.problems(facts["problem"]), self.classes)
+        work = SiteWork.described(facts, data, self._problem(facts["problem"]), self.classes)
         lane = define({"work": part.facts["work"], "data": part.facts["data"]})
         return work.exchange(part, self.memory.exchanges(lane.key))
+
+    def _problem(self, recipe: Mapping[str, Any]) -> Problem:
+        return remade(recipe, self.problems)
+
+    def _end(self, _: Part) -> Part:
+        """Remove what was kept of the run."""
+        self.memory.remove()
+        return Part({"kind": "end"})
 
 
 def _unknown(part: Part) -> Part:
@@ -177,6 +193,12 @@ def taken(data: FederatedData, step: Step) -> FederatedData:
         if not chosen.any():
             raise NoRowsError(f"site '{data.sites[0]}' has no row in this part")
         return data.take(torch.from_numpy(chosen))
+    if step.kind == "roles":
+        name = data.sites[0]
+        own = facts["by_site"][name]
+        return with_roles(data, {name: own["forget"]}, {name: own["held_out"]})
+    if step.kind == "role":
+        return of_role(data, facts["role"])
     msg = f"no step of the kind {step.kind!r} is known here"
     raise PartError(msg)
 

@@ -41,16 +41,10 @@ def work_facts(job: Job) -> dict[str, Any]:
     """Return what a site must be told of a job, as JSON values.
 
     Raises:
-        PartError: nobody knows how to make the problem again.
+        ValueError: nobody knows how to make the problem again.
     """
-    if job.problem.recipe is None:
-        msg = (
-            "this problem cannot be told to sites: it has no recipe; give Problem.recipe, and the "
-            "sites a function that makes the problem of it"
-        )
-        raise PartError(msg)
     return {
-        "problem": dict(job.problem.recipe),
+        "problem": job.problem.told(),
         "algorithm": describe(job.algorithm),
         "channel": describe(job.channel),
         "seeds": list(job.seeds),
@@ -114,9 +108,9 @@ class SiteWork:
         exchanges.save(tick, seeds, Kept(replica, after), {"life": facts["life"]})
         exchanges.keep([*facts["keep"], tick])
         blobs = tuple(
-            messages.encode(trees.unstack(tree, place))
+            messages.encode(trees.unstack(tree, place)) if weight[place] > 0 else b""
             for place in range(len(seeds))
-            for tree, _ in sent.values()
+            for tree, weight in sent.values()
         )
         names = ("life", "run", "tick", "exchange", "schema", "seeds")
         said = {name: facts[name] for name in names} | {

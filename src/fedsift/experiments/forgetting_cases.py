@@ -23,7 +23,7 @@ from fedsift.problems import Problem, supervised
 Source = Literal["clusters", "digits", "mnist"]
 Scenario = Literal["site", "backdoor"]
 CLASSES, SITES, TARGET = 10, 10, 9
-POISONED = 0.6  # of the rows of the site with the backdoor
+POISONED = 0.8  # of the rows of the site with the backdoor
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def with_trigger(x: Tensor) -> Tensor:
         x[:, :3] = 4.0
         return x
     side = int(x.shape[1] ** 0.5)
-    low, high = (24, 27) if side == 28 else (6, 8)
+    low, high = (24, 27) if side == 28 else (5, 8)
     x.reshape(-1, side, side)[:, low:high, low:high] = 1.0
     return x
 

@@ -15,6 +15,7 @@ from fedsift.algorithms.erasers import StoredFedAvg
 from fedsift.data.federated import FORGET, HELD_OUT
 from fedsift.experiments.base import Cell, Experiment, Outcome
 from fedsift.experiments.forgetting_cases import (
+    POISONED,
     ForgetCase,
     Scenario,
     Source,
@@ -27,13 +28,13 @@ from fedsift.reporting.charts import Chart, Series
 from fedsift.training import Training, train
 from fedsift.trees import Tree
 from fedsift.unlearning.membership import infer, scores
-from fedsift.unlearning.methods import Task, Unlearned, unlearn
+from fedsift.unlearning.methods import GENTLE, Task, Unlearned, unlearn
 
-ROUNDS, STEPS, RATE = 60, 5, 0.3
+ROUNDS, STEPS, RATE = 100, 5, 0.3
 RIVALS = ("continue", "ascent", "ascent_sum", "federaser", "orthogonal", "mgda", "pcgrad")
 FUMEGS: dict[Scenario, dict[str, Any]] = {
-    "backdoor": {"target": 0.02, "rounds": ROUNDS * 24 // 60},
-    "site": {"neutral": 0.5, "first": 0.05, "rounds": ROUNDS * 13 // 60},
+    "backdoor": {"target": 0.02, "rounds": ROUNDS * 2 // 5},
+    "site": {**GENTLE, "rounds": ROUNDS // 5},
 }
 # What goes wrong when a part is left out; each beside the same number of exchanges.
 ABLATIONS: dict[str, dict[str, Any]] = {
@@ -126,7 +127,7 @@ def compare(
     methods: list[str],
     rounds: int = ROUNDS,
     sites: int = 10,
-    poisoned: float = 0.6,
+    poisoned: float = POISONED,
 ) -> dict[str, Any]:
     """Train, retrain and forget in one federation; return a row a method."""
     case = make_case(source, scenario, network, alpha, seed, sites, poisoned)
@@ -255,7 +256,7 @@ def _mnist() -> Iterator[tuple[str, dict[str, Any]]]:
         published = _arguments("mnist", "backdoor", "cnn", None, seed, methods)
         yield (
             f"backdoor · mnist, 5 sites, 80 % · cnn · IID · seed {seed}",
-            published | {"sites": 5, "poisoned": 0.8, "rounds": 30},
+            published | {"sites": 5},
         )
         for alpha in (None, 0.3):
             spread = "IID" if alpha is None else f"Dirichlet {alpha}"
@@ -301,7 +302,7 @@ def _page(rows: list[dict[str, Any]], *, quick: bool) -> str:
     form = "The small form: one seed and one partition each." if quick else "Means over the seeds."
     return (
         "# Forgetting a site, and a backdoor\n\n"
-        "Ten sites train a network for 60 rounds of 5 local steps; then one site is to be "
+        "Ten sites train a network for 100 rounds of 5 local steps; then one site is to be "
         "forgotten, "
         "or the rows that carry a backdoor at one site. `retrain` is a new training without the "
         f"whole site. {form} FU-MEGS, ascent and the rules of two gradients are `empirical`: the "

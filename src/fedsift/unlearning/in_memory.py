@@ -16,7 +16,7 @@ from fedsift.outcomes import make_outcome
 from fedsift.sealed import fingerprint
 from fedsift.training import Training
 from fedsift.unlearning.audit import STATEMENTS
-from fedsift.unlearning.methods import Task, find_forgetter, unlearn
+from fedsift.unlearning.methods import GENTLE, Task, find_forgetter, unlearn
 from fedsift.unlearning.report import UnlearningReport
 from fedsift.unlearning.scope import Scope
 
@@ -81,7 +81,7 @@ def forget_in_training(
                 "labels to forget may have"
             )
             raise ValueError(msg)
-        options = {"neutral": 0.5, "first": 0.05, **options}
+        options = {**GENTLE, **options}
     result = unlearn(task, method, **options)
     empirical = forgetter.guarantee == "empirical"
     met = not empirical or result.stop_reason == "target_met"

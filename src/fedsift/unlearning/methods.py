@@ -79,8 +79,8 @@ class Task:
 GENTLE: dict[str, Any] = {"neutral": 0.5, "first": 0.05, "ratio": 0.5}
 """FU-MEGS for rows with right labels: until they cannot be told from rows held out at their site.
 
-The retained gradient weighs twice: with ratio 1 a site unlike the others (Dirichlet .3) is forgotten
-8 points too far, and the test accuracy falls by 2.
+The retained gradient weighs twice: with ratio 1 a site unlike others (Dirichlet .3) is forgotten 8
+points too far, and the test accuracy falls by 2.
 """
 
 

@@ -49,7 +49,7 @@ RIVALS = (
     "fppm_implicit",
     "lippax_literal",
 )
-SCALES = (0.5, 1.0, 2.0)  # steps of a rival, in units of its own automatic one
+SCALES = (0.5, 1.0, 1.4, 1.8, 2.4)  # steps of a rival, in units of its own automatic one
 LEARNERS = ("lippax", "scaffold", "fedprox", "fedavg", "fppm_implicit")
 ACCOUNT = ("opposite_sites", "projections", "momentum", "units", "momentum_in_noise", "privacy")
 

@@ -49,7 +49,8 @@ RIVALS = (
     "fppm_implicit",
     "lippax_literal",
 )
-SCALES = (0.5, 1.0, 1.4, 1.8, 2.4)  # steps of a rival, in units of its own automatic one
+SCALES = (0.5, 1.0, 2.0)  # steps of a rival, in units of its own automatic one
+FINER = {"federated_extragradient": (0.5, 1.0, 1.3, 1.7, 2.0)}  # the strongest one on saddles
 LEARNERS = ("lippax", "scaffold", "fedprox", "fedavg", "fppm_implicit")
 ACCOUNT = ("opposite_sites", "projections", "momentum", "units", "momentum_in_noise", "privacy")
 
@@ -154,7 +155,7 @@ class Equilibria(Experiment):
         cells = []
         for row in rows:
             for method in (*OURS, *rivals):
-                scales = (None,) if quick or method in OURS else SCALES
+                scales = (None,) if quick or method in OURS else FINER.get(method, SCALES)
                 cells += [
                     Cell(f"{row} · {method} · {seed} · {scale}", saddle_cell,
                          {"row": row, "method": method, "seed": seed, "most": most, "scale": scale})

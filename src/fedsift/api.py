@@ -204,7 +204,8 @@ def forget(
     deadline_days: float = 30.0,
     tuning_redone: bool = False,
     key_file: str | Path | None = None,
-    held_out: Tensor | None = None,
+    held_out: Tensor | str | Path | None = None,
+    reference: bool = False,
     **options: Any,
 ) -> UnlearningReport:
     """Take the influence of sites, rows or classes out of a model.
@@ -224,17 +225,24 @@ def forget(
         tuning_redone: settings and features on offer were chosen again without what is forgotten,
             so that a retraining may be called exact.
         key_file: Ed25519 private key (PEM) that signs the audit record.
-        held_out: mask [N] of rows the model has not seen, at the sites that forget; a `Training`
-            needs it to know when to stop, or ``target``.
+        held_out: rows the model has not seen, at the sites that forget: a mask [N] for a
+            `Training`, a file for a fit. What is forgotten is told from them, and they say when to
+            stop; a `Training` needs it, or ``target``.
+        reference: of a fit: train anew too, and measure that model beside.
         options: of the method.
 
     Raises:
         ValueError: nothing is named, everything is, or the method cannot be run; the text says why.
+        TypeError: held_out is a file for a `Training`, or a mask for a fit.
         RunError: the folder cannot be used, or the data are not those of the run.
     """
     scope = Scope(sites=tuple(sites), rows=tuple(rows), classes=tuple(classes))
     if isinstance(trained, Training):
+        if isinstance(held_out, str | Path):
+            raise TypeError(f"held_out is {str(held_out)!r}; for a Training give a mask of rows")
         return forget_in_training(trained, scope, data, method=method, held_out=held_out, **options)
+    if isinstance(held_out, Tensor):
+        raise TypeError("held_out is a mask of rows; for a fit give a file of rows it never saw")
     path = Path(trained) if isinstance(trained, str | Path) else trained.path
     if path is None:
         msg = "the run is not in a folder, where requests are kept; fit with out=FOLDER"
@@ -245,6 +253,8 @@ def forget(
         deadline_days=deadline_days,
         tuning_redone=tuning_redone,
         key_file=None if key_file is None else Path(key_file),
+        held_out=None if held_out is None else Path(held_out),
+        reference=reference,
         options=options,
     )
     report = forget_in_run(path, scope, orders, data)

@@ -60,6 +60,18 @@ def forget(
             max=1.0,
         ),
     ] = None,
+    held_out: Annotated[
+        Path | None,
+        typer.Option(
+            "--held-out",
+            help="Rows of the site that the run never saw: membership is told from them.",
+            metavar="FILE",
+        ),
+    ] = None,
+    reference: Annotated[
+        bool,
+        typer.Option("--reference", help="Retrain too, and show that model's figures beside."),
+    ] = False,
     rounds: Annotated[
         int | None, typer.Option("--rounds", help="Most rounds.", metavar="N", min=1)
     ] = None,
@@ -83,6 +95,8 @@ def forget(
 
     fedsift forget runs/golub-1 --site site_3
 
+    fedsift forget RUN --site berlin --held-out berlin-new.csv --reference
+
     fedsift forget RUN --row patient-17 --method retrain --json
     """
     from fedsift.cli.interrupts import stopping_in_order
@@ -103,6 +117,8 @@ def forget(
         deadline_days=deadline,
         tuning_redone=tuning_redone,
         key_file=key,
+        held_out=held_out,
+        reference=reference,
         options=options,
     )
     with notes(quiet=quiet), stopping_in_order():
@@ -131,6 +147,7 @@ def verify(run: RunFolder, *, key: Key = None, json: Json = False, quiet: Quiet 
     fedsift verify runs/golub-1
     """
     from fedsift.cli.output import notes, show_json
+    from fedsift.reporting.forgetting import record_text
     from fedsift.unlearning.verify import verify_run
 
     with notes(quiet=quiet):
@@ -144,10 +161,7 @@ def verify(run: RunFolder, *, key: Key = None, json: Json = False, quiet: Quiet 
         for line in found.lines:
             print(line)
         for record in found.records:
-            print(
-                f"record {record['number']}: {record['method']}, {record['status']}, "
-                f"{record['rows_forgotten']} rows, guarantee: {record['guarantee']}"
-            )
+            print(record_text(record))
         print("This checks what was recorded. It is no proof that nothing is left in the model.")
     if not found.holds:
         raise typer.Exit(NOT_MET)

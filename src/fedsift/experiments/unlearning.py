@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedsift import trees
 from fedsift.algorithms.erasers import StoredFedAvg
+from fedsift.data import FederatedData
 from fedsift.data.federated import FORGET, HELD_OUT
 from fedsift.experiments.base import Cell, Experiment, Outcome
 from fedsift.experiments.forgetting_cases import (
@@ -22,6 +23,7 @@ from fedsift.experiments.forgetting_cases import (
     has_mnist,
     make_case,
 )
+from fedsift.experiments.shadows import Shadows, train_shadows
 from fedsift.experiments.tables import table_markdown
 from fedsift.outcomes import Softmax
 from fedsift.reporting.charts import Chart, Series
@@ -31,6 +33,7 @@ from fedsift.unlearning.membership import infer, scores
 from fedsift.unlearning.methods import GENTLE, Task, Unlearned, unlearn
 
 ROUNDS, STEPS, RATE = 100, 5, 0.3
+SHADOWS = 8  # models that are trained for the attack by shadow models, a second each
 RIVALS = ("continue", "ascent", "ascent_sum", "federaser", "orthogonal", "mgda", "pcgrad")
 FUMEGS: dict[Scenario, dict[str, Any]] = {
     "backdoor": {"target": 0.02, "rounds": ROUNDS * 2 // 5},
@@ -57,6 +60,9 @@ SHOWN = {
     "forget_accuracy": "forget accuracy",
     "attack_success": "attack success",
     "membership_auc": "membership AUC",
+    "tpr_at_1_fpr": "TPR at 1 % FPR",
+    "lira_auc": "LiRA AUC",
+    "lira_tpr_at_1_fpr": "LiRA TPR at 1 % FPR",
     "js_distance": "JS to retrain",
     "rounds": "rounds",
     "bytes_of_retrain": "bytes / retrain's",
@@ -64,9 +70,9 @@ SHOWN = {
 }
 NUMBERS = (
     "test_accuracy", "forget_accuracy", "attack_success", "membership_auc", "tpr_at_1_fpr",
-    "confidence_auc", "entropy_auc", "js_distance", "parameter_distance", "rounds", "bytes_total",
-    "local_steps", "bytes_of_retrain", "steps_of_retrain", "seconds", "test_gap", "forget_gap",
-    "auc_gap",
+    "lira_auc", "lira_tpr_at_1_fpr", "confidence_auc", "entropy_auc", "js_distance",
+    "parameter_distance", "rounds", "bytes_total", "local_steps", "bytes_of_retrain",
+    "steps_of_retrain", "seconds", "test_gap", "forget_gap", "auc_gap",
 )  # fmt: skip
 
 
@@ -128,8 +134,12 @@ def compare(
     rounds: int = ROUNDS,
     sites: int = 10,
     poisoned: float = POISONED,
+    shadows: int = 0,
 ) -> dict[str, Any]:
-    """Train, retrain and forget in one federation; return a row a method."""
+    """Train, retrain and forget in one federation; return a row a method.
+
+    ``shadows``: how many models the attack by shadow models trains; 0: there is none.
+    """
     case = make_case(source, scenario, network, alpha, seed, sites, poisoned)
     algorithm = StoredFedAvg(rounds=rounds, local_steps=STEPS, learning_rate=RATE)
     original = _trained(case, algorithm, seed, case.trained_on())
@@ -145,12 +155,22 @@ def compare(
         method, options = _how(name, own)
         found[name] = unlearn(_for(name, task, case), method, **options)
     base = measure(case, reference, reference)
+    attack = None
+    if shadows:
+
+        def shadow(rows: FederatedData, number: int) -> Tree:
+            trained = _trained(case, algorithm, 1000 + number, rows)
+            params: Tree = trees.unstack(trained.params, 0)
+            return params
+
+        attack = train_shadows(case, shadow, shadows, seed)
     rows = []
     for name, result in found.items():
         figures = measure(case, result.params, reference)
         rows.append(
             {"method": name, "stop_reason": result.stop_reason}
             | figures
+            | ({} if attack is None else _told_by(attack, result.params))
             | {
                 "rounds": result.rounds,
                 "bytes_total": result.bytes_total,
@@ -164,6 +184,11 @@ def compare(
             }
         )
     return {"rows": rows}
+
+
+def _told_by(attack: Shadows, params: Tree) -> dict[str, float]:
+    found = attack.infer(params)
+    return {"lira_auc": found.auc.value, "lira_tpr_at_1_fpr": found.tpr_at_1_fpr.value}
 
 
 def _for(name: str, task: Task, case: ForgetCase) -> Task:
@@ -238,10 +263,8 @@ def _plan(*, quick: bool) -> Iterator[tuple[str, dict[str, Any]]]:
                     ablated = scenario == "backdoor" and network == "mlp" and seed < 3
                     methods = ["fumegs"] if heavy else [*rivals, *(ABLATIONS if ablated else ())]
                     spread = "IID" if alpha is None else f"Dirichlet {alpha}"
-                    yield (
-                        f"{scenario} · {source} · {network} · {spread} · seed {seed}",
-                        _arguments(source, scenario, network, alpha, seed, methods),
-                    )
+                    arguments = _arguments(source, scenario, network, alpha, seed, methods)
+                    yield f"{scenario} · {source} · {network} · {spread} · seed {seed}", arguments
     if has_mnist():
         yield from _mnist()
 
@@ -269,6 +292,7 @@ def _mnist() -> Iterator[tuple[str, dict[str, Any]]]:
 def _arguments(
     source: str, scenario: str, network: str, alpha: float | None, seed: int, methods: list[str]
 ) -> dict[str, Any]:
+    attacked = (source, scenario, network, alpha) == ("clusters", "site", "mlp", None)
     return {
         "source": source,
         "scenario": scenario,
@@ -276,6 +300,7 @@ def _arguments(
         "alpha": alpha,
         "seed": seed,
         "methods": methods,
+        "shadows": SHADOWS if attacked else 0,
     }
 
 
@@ -290,7 +315,9 @@ def summary(found: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
     for (scenario, method), members in grouped.items():
         row: dict[str, Any] = {"scenario": scenario, "method": method, "seeds": len(members)}
         for name in NUMBERS:
-            values = [float(m[name]) for m in members]
+            values = [float(m[name]) for m in members if name in m]
+            if not values:
+                continue
             row[name] = statistics.fmean(values)
             if len(values) > 1 and name.endswith(("accuracy", "success", "auc", "gap")):
                 row[f"{name}_spread"] = statistics.stdev(values)
@@ -310,7 +337,9 @@ def _page(rows: list[dict[str, Any]], *, quick: bool) -> str:
         "of the retraining's; the rows to forget are left out of no test.\n\n"
         "With a backdoor the site's other rows stay, so that retraining loses what they teach; "
         "`attack success` counts test rows of other classes that the trigger sends to class 9.\n\n"
-        + table_markdown(rows, SHOWN)
+        "Membership is told by the loss of the rows to forget and of rows of the same site that no "
+        f"model saw; in one federation also by {SHADOWS} shadow models, trained on random halves "
+        "of the site's rows (LiRA, Carlini et al., 2022).\n\n" + table_markdown(rows, SHOWN)
     )
 
 

@@ -119,7 +119,10 @@ def _bars(axes: Any, chart: Chart) -> None:
         if points.low is not None and points.high is not None:
             axes.vlines(places, points.low, points.high, color="#404040", lw=1)
     axes.set_xticks(range(len(groups)), groups)
-    if max(len(str(g)) for g in groups) * len(groups) > 80:
-        axes.tick_params(axis="x", rotation=30)
+    widest = max(len(line) for group in groups for line in str(group).split("\n"))
+    crowded = widest * len(groups)
+    axes.tick_params(
+        axis="x", rotation=30 if crowded > 90 else 0, labelsize=9 if crowded > 70 else 10
+    )
     if "y" in chart.logarithmic:
         axes.set_yscale("log")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from fedsift.reporting.charts import Chart, Series, save_chart
 from fedsift.unlearning.process import FOLDER
@@ -16,10 +18,18 @@ WORDS = {
     "max_rounds": "the rounds were used up",
     "stationary": "forgetting and keeping pull in opposite directions",
     "retain_budget_broken": "every step made the rest worse than its budget allows",
+    "lost_in_the_cut": "the target was met, but not by the model cut to its features",
     "already_forgotten": "it was forgotten before",
     "site_offline": "the site cannot be reached",
     "nothing_to_forget": "there was nothing to forget",
 }
+
+
+NAMES = {"membership_auc": "membership AUC", "tpr_at_1_fpr": "TPR at 1 % FPR"}
+PARTS = {"retain": "kept", "forget": "forgotten", "held_out": "unseen"}
+NO_MEMBERSHIP = (
+    "membership was not tested: it takes rows of the site that the run never saw (--held-out FILE)"
+)
 
 
 def forget_text(run: Path, report: UnlearningReport) -> str:
@@ -27,14 +37,15 @@ def forget_text(run: Path, report: UnlearningReport) -> str:
     why = WORDS.get(report.stop_reason, report.stop_reason)
     lines = [f"Request {report.request_id}: {report.status} ({why})."]
     if report.measures:
-        before, after = report.measures["before"], report.measures["after"]
-        lines.append(f"{'':<18}{'before':>10}{'after':>10}")
-        lines += [
-            f"{k.replace('_', ' '):<18}{v:>10.3f}{after[k]:>10.3f}" for k, v in before.items()
-        ]
+        lines += _table(report)
         lines.append(
             f"{report.method}: {report.rounds} rounds, {report.bytes_total:,} bytes, "
             f"{report.seconds:.1f} seconds"
+        )
+    if report.status == "target_not_met":
+        lines.append(
+            "the model stays as before; give more --rounds or a larger --target, or train anew "
+            "with --method retrain"
         )
     lines.append(f"guarantee: {report.guarantee}. {report.statement}")
     lines += [f"note: {note}" for note in report.notes]
@@ -46,21 +57,90 @@ def forget_text(run: Path, report: UnlearningReport) -> str:
     return "\n".join(lines)
 
 
-def before_after_chart(
-    measures: Mapping[str, Mapping[str, float]], title: str, note: str = ""
-) -> Chart:
-    """Return bars of accuracies before and after, and of a retrained model where it is known."""
-    names = list(dict.fromkeys(k for figures in measures.values() for k in figures))
-    shown = [k for k in names if not k.endswith("loss")]
-    series = {
-        when: Series([k.replace("_", " ") for k in shown], [figures.get(k, 0.0) for k in shown])
-        for when, figures in measures.items()
-    }
-    return Chart(title, "", "share", series, kind="bars", note=note)
+def _table(report: UnlearningReport) -> list[str]:
+    """Return a line a figure, a column a model, with 95 % intervals where there are some."""
+    lines = [f"{'':<18}" + "".join(f"{when:>22}" for when in report.measures)]
+    names = list(dict.fromkeys(k for values in report.measures.values() for k in values))
+    for name in names:
+        cells = [
+            _cell(values.get(name), report.intervals[when].get(name))
+            for when, values in report.measures.items()
+        ]
+        lines.append(f"{name_of(name):<18}" + "".join(f"{cell:>22}" for cell in cells))
+    if "membership_auc" not in names:
+        lines.append(NO_MEMBERSHIP)
+    return lines
+
+
+def _cell(value: float | None, ends: tuple[float, float] | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.3f}" + ("" if ends is None else f" [{ends[0]:.2f}, {ends[1]:.2f}]")
+
+
+def name_of(figure: str) -> str:
+    """Return the name of a figure in words."""
+    return NAMES.get(figure, figure.replace("_", " "))
+
+
+def record_text(record: Mapping[str, Any]) -> str:
+    """Return an audit record in words: what was done, and what membership inference found."""
+    head = (
+        f"record {record['number']}: {record['method']}, {record['status']}, "
+        f"{record['rows_forgotten']} rows, guarantee: {record['guarantee']}"
+    )
+    lines = [
+        f"  {name_of(name)}: "
+        + ", ".join(
+            f"{when} {_cell(values[name], record['intervals'][when][name])}"
+            for when in ("before", "after", "retrain")
+            if name in (values := record["measures"].get(when, {}))
+        )
+        for name in NAMES
+        if name in record["measures"]["before"]
+    ]
+    return "\n".join([head, *(lines or [f"  {NO_MEMBERSHIP}"])])
+
+
+def before_after_chart(report: UnlearningReport) -> Chart:
+    """Return bars of shares before, after, and of a retrained model, with 95 % intervals."""
+    series, lines = {}, ["lines: 95 % intervals"]
+    for when, values in report.measures.items():
+        bars = _bars(values, report.intervals[when])
+        label = "retrain" if (when, report.method) == ("after", "retrain") else when
+        labels, heights, ends = zip(*bars, strict=True)
+        series[label] = Series(labels, heights, [e[0] for e in ends], [e[1] for e in ends])
+    measured = report.measures["before"]
+    if "forget_accuracy" in measured:
+        lines[0] += "; probability: exp(-loss)"
+    if "membership_auc" in measured:
+        lines[0] += "; AUC ½: cannot be told from unseen rows"
+    if "retrain" not in report.measures and report.method != "retrain":
+        lines.append("no model was trained anew to compare with: --reference makes one")
+    changed = "" if report.status == "verified" else ": target not met, the model stays as before"
+    title = f"Before and after {report.method} (guarantee: {report.guarantee}){changed}"
+    return Chart(title, "", "share", series, kind="bars", note="\n".join(lines))
+
+
+def _bars(
+    values: Mapping[str, float], intervals: Mapping[str, tuple[float, float]]
+) -> list[tuple[str, float, tuple[float, float]]]:
+    """Return (label, height, ends of its interval) of what is a share."""
+    bars = []
+    for name, value in values.items():
+        part, _, kind = name.rpartition("_")
+        if name in NAMES:
+            label = NAMES[name].replace(" ", "\n", 1)
+            bars.append((label, value, intervals[name]))
+        elif kind != "loss":
+            ends = intervals.get(name, (value, value))
+            bars.append((f"{PARTS[part]}:\n{kind}", value, ends))
+        elif f"{part}_accuracy" in values:
+            chance = math.exp(-value)
+            bars.append((f"{PARTS[part]}:\nprobability", chance, (chance, chance)))
+    return bars
 
 
 def write_forget_picture(run: Path, report: UnlearningReport) -> Path:
     """Write the picture of a request into the run's folder."""
-    title = f"Before and after {report.method} (guarantee: {report.guarantee})"
-    chart = before_after_chart(report.measures, title)
-    return save_chart(chart, run / FOLDER / PICTURE)
+    return save_chart(before_after_chart(report), run / FOLDER / PICTURE)

@@ -6,20 +6,18 @@ import csv
 import io
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from fedsift import trees
 from fedsift._version import __version__
 from fedsift.data import FederatedData, of_role
-from fedsift.evaluation import evaluate
 from fedsift.run_folder import VERSION, checksum, clear_states, write_facts
 from fedsift.runs import Run
 from fedsift.sealed import seal, write_atomic
-from fedsift.studies import linear_problem
 from fedsift.unlearning.audit import append_record
+from fedsift.unlearning.figures import measure_run
 from fedsift.unlearning.rows import RunRows
 from fedsift.unlearning.scope import Scope, hashed_name
 from fedsift.unlearning.work import Work
@@ -27,28 +25,23 @@ from fedsift.unlearning.work import Work
 FILES = ("model.safetensors", "features.csv", "history.jsonl")
 
 
-def figures(run: Run, data: FederatedData) -> dict[str, float]:
-    """Return loss and measure of a run's model on the rows to forget, and on the rest."""
-    rows = run.standardiser.apply(data)
-    assert rows.role is not None  # noqa: S101  the data come with roles
-    problem = linear_problem(rows, run.settings.gate)
-    found: dict[str, float] = {}
-    for name, role in (("retain", 0), ("forget", 1)):
-        if not bool((rows.role == role).any()):
-            continue
-        values = evaluate(problem, trees.stack([run.params]), of_role(rows, role))
-        found |= {f"{name}_{k}": float(v[0]) for k, v in values.items()}
-    return found
-
-
 def stage(
-    folder: Path, run: Run, rows: RunRows, scope: Scope, done: Work, salt: str
+    folder: Path,
+    models: Mapping[str, Run],
+    rows: RunRows,
+    scope: Scope,
+    done: Work,
+    salt: str,
 ) -> dict[str, Any]:
-    """Write a batch's files into a folder; return what is to be made of them."""
+    """Write a batch's files into a folder; return what is to be made of them.
+
+    ``models``: what is measured, by name; ``before`` is the run as it was.
+    """
     assert rows.data is not None  # noqa: S101  a batch has rows to keep
     data = scope.roles(rows.data)
     assert data.role is not None  # noqa: S101  roles were given
-    measures = {"before": figures(run, data), "after": figures(done.run, data)}
+    run = models["before"]
+    found = {when: measure_run(model, data, rows.held_out) for when, model in models.items()}
     facts = dict(done.run.facts)
     if done.status == "verified":
         files = _contents(run, done, scope, salt)
@@ -62,16 +55,28 @@ def stage(
         "status": done.status,
         "stop_reason": result.stop_reason,
         "guarantee": done.guarantee,
-        "measures": measures,
+        "measures": {when: figures.values for when, figures in found.items()},
+        "intervals": {when: figures.intervals for when, figures in found.items()},
         "rounds": result.rounds,
         "bytes_total": result.bytes_total,
         "local_steps": result.local_steps,
-        "notes": list(done.notes),
+        "notes": [*done.notes, *_on_resolution(rows)],
         "model_before": run.facts["files"]["model.safetensors"],
         "model_after": facts["files"]["model.safetensors"],
         "data_after": facts["data"]["fingerprint"],
         "rows_forgotten": int((data.role == 1).sum()),
+        "rows_held_out": 0 if rows.held_out is None else rows.held_out.n_samples,
     }
+
+
+def _on_resolution(rows: RunRows) -> tuple[str, ...]:
+    """Return what a reader should know of a rate at 1 % false positives of few rows."""
+    count = 100 if rows.held_out is None else rows.held_out.n_samples
+    line = (
+        f"{count} rows held out resolve a false positive rate of {1 / count:.2g} at best, so that "
+        "tpr_at_1_fpr is the rate without any false positive"
+    )
+    return (line,) if count < 100 else ()
 
 
 def _contents(run: Run, done: Work, scope: Scope, salt: str) -> dict[str, bytes]:
@@ -190,9 +195,9 @@ def apply(
         "fallback_used": plan["fallback_used"],
         "fedsift": __version__,
         **{k: staged[k] for k in (
-            "status", "stop_reason", "guarantee", "measures", "rounds", "bytes_total",
+            "status", "stop_reason", "guarantee", "measures", "intervals", "rounds", "bytes_total",
             "local_steps", "seconds", "notes", "model_before", "model_after", "data_after",
-            "rows_forgotten",
+            "rows_forgotten", "rows_held_out",
         )},
     }  # fmt: skip
     return append_record(audit, record, key_file)

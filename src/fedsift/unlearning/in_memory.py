@@ -11,11 +11,11 @@ from torch import Tensor
 from fedsift import trees
 from fedsift.algorithms import LocalTraining
 from fedsift.data import FederatedData
-from fedsift.evaluation import evaluate
 from fedsift.outcomes import make_outcome
 from fedsift.sealed import fingerprint
 from fedsift.training import Training
 from fedsift.unlearning.audit import STATEMENTS
+from fedsift.unlearning.figures import measure, parts_of
 from fedsift.unlearning.methods import GENTLE, Task, find_forgetter, unlearn
 from fedsift.unlearning.report import UnlearningReport
 from fedsift.unlearning.scope import Scope
@@ -86,6 +86,11 @@ def forget_in_training(
     empirical = forgetter.guarantee == "empirical"
     met = not empirical or result.stop_reason == "target_met"
     judged = {"target", "neutral", "level"} & set(options)
+    with torch.no_grad():
+        found = {
+            when: measure(task.problem, params, parts_of(task.data))
+            for when, params in (("before", task.params), ("after", result.params))
+        }
     return UnlearningReport(
         request_id=fingerprint(_hash(task.params), scope.hashed(""))[:16],
         status="verified" if met else ("target_not_met" if judged else "not_judged"),
@@ -93,7 +98,8 @@ def forget_in_training(
         method=method,
         guarantee=forgetter.guarantee,
         statement=STATEMENTS[forgetter.guarantee],
-        measures={"before": _figures(task, task.params), "after": _figures(task, result.params)},
+        measures={when: figures.values for when, figures in found.items()},
+        intervals={when: figures.intervals for when, figures in found.items()},
         rounds=result.rounds,
         bytes_total=result.bytes_total,
         seconds=result.seconds,
@@ -108,15 +114,3 @@ def _hash(params: dict[str, Tensor]) -> str:
     for leaf, value in params.items():
         digest.update(leaf.encode() + value.contiguous().numpy().tobytes())
     return digest.hexdigest()
-
-
-def _figures(task: Task, params: dict[str, Tensor]) -> dict[str, float]:
-    """Return loss and measure on the rows to forget, the rest, and rows held out."""
-    parts = {"forget": task.forgotten(), "retain": task.rest(), "held_out": task.held_out()}
-    with torch.no_grad():
-        return {
-            f"{name}_{k}": float(v[0])
-            for name, rows in parts.items()
-            if rows is not None
-            for k, v in evaluate(task.problem, trees.stack([params]), rows).items()
-        }

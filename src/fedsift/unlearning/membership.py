@@ -84,7 +84,7 @@ def infer(members: Tensor, others: Tensor) -> Inference:
     )
 
 
-def wilson(hits: int, count: int) -> Figure:
+def wilson(hits: float, count: int) -> Figure:
     """Return a share with Wilson's interval."""
     share, z = hits / count, Z95
     centre = (share + z * z / (2 * count)) / (1 + z * z / count)

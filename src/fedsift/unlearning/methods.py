@@ -104,6 +104,11 @@ class Unlearned(NamedTuple):
         """Bytes both ways."""
         return self.bytes_up + self.bytes_down
 
+    def then(self, second: Unlearned) -> Unlearned:
+        """Return what followed, with the cost of both."""
+        costs = ("rounds", "bytes_up", "bytes_down", "local_steps", "seconds", "history")
+        return second._replace(**{k: getattr(self, k) + getattr(second, k) for k in costs})
+
 
 @dataclass(frozen=True)
 class Forgetter:
@@ -297,14 +302,8 @@ def ascend(
     first = _result(run, "max_rounds", algorithm.local_steps, asked)
     if not recovery:
         return first
-    then = keep_training(replace(task, params=first.params), checkpoint, callback, rounds=recovery)
-    return then._replace(
-        rounds=first.rounds + then.rounds,
-        bytes_up=first.bytes_up + then.bytes_up,
-        bytes_down=first.bytes_down + then.bytes_down,
-        local_steps=first.local_steps + then.local_steps,
-        history=first.history + then.history,
-    )
+    found = replace(task, params=first.params)
+    return first.then(keep_training(found, checkpoint, callback, rounds=recovery))
 
 
 def erase(

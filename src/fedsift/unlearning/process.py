@@ -21,9 +21,11 @@ from fedsift.run_folder import RunError
 from fedsift.runs import Run, load_run
 from fedsift.unlearning import commit
 from fedsift.unlearning.audit import STATEMENTS, check_key
+from fedsift.unlearning.figures import measure_run, read_held_out
 from fedsift.unlearning.ledger import Ledger, Request
 from fedsift.unlearning.methods import check_options, find_forgetter
 from fedsift.unlearning.report import UnlearningReport
+from fedsift.unlearning.retraining import retrain
 from fedsift.unlearning.rows import RunRows, read_rows
 from fedsift.unlearning.scope import Scope
 from fedsift.unlearning.work import Work, do_work
@@ -45,6 +47,9 @@ class Orders:
         tuning_redone: the operator declares that settings and features on offer were chosen again
             without what is forgotten, so that a retraining may be called exact.
         key_file: signs the audit record.
+        held_out: file of rows that the run has not seen, of the sites that forget: what is to be
+            forgotten is told from them (membership inference), and their loss says when to stop.
+        reference: train anew too, to measure that model beside.
         options: of the method.
         clock, fault: for tests; see `Ledger`.
     """
@@ -54,6 +59,8 @@ class Orders:
     deadline_days: float = DEADLINE
     tuning_redone: bool = False
     key_file: Path | None = None
+    held_out: Path | None = None
+    reference: bool = False
     options: dict[str, Any] = field(default_factory=dict)
     clock: Callable[[], float] = time.time
     fault: Callable[[str], None] | None = None
@@ -101,6 +108,8 @@ def forget_in_run(
         if request.state == "verified":
             return no_op(request, "already_forgotten")
         rows = read_rows(run, scope, ledger, data)
+        if orders.held_out is not None and rows.data is not None:
+            read_held_out(run, orders.held_out, rows.data)
         reason = rows.nothing_to_do
         if reason is not None:
             ledger.move(request.id, "no_op", stop_reason=reason)
@@ -131,7 +140,7 @@ def admit(ledger: Ledger, request: Request, run: Run, rows: RunRows, scope: Scop
             )
         ledger.move(request.id, "validated")
     if ledger.request(request.id).state == "validated":
-        measured = {} if rows.data is None else {"before": commit.figures(run, rows.data)}
+        measured = {} if rows.data is None else {"before": measure_run(run, rows.data).values}
         ledger.move(request.id, "queued", measures=measured)
 
 
@@ -163,6 +172,8 @@ def carry_out(
         "scope": merged(batch).model_dump(mode="json"),
         "tuning_redone": orders.tuning_redone,
         "fallback_used": not as_asked,
+        "held_out": None if orders.held_out is None else str(orders.held_out.resolve()),
+        "reference": orders.reference and method != "retrain",
         "model": run.facts["files"]["model.safetensors"],
     }
     number = ledger.start_batch(batch, plan)
@@ -209,11 +220,19 @@ def work(
     stem = path / FOLDER / f"work-{batch}"
     checkpoint = StageCheckpoint(stem, every=0.0, fingerprint=batch)
     try:
+        if plan["held_out"] is not None and rows.data is not None:
+            unseen = read_held_out(run, Path(plan["held_out"]), rows.data)
+            rows = replace(rows, held_out=unseen)
         done: Work = do_work(run, rows, scope, plan, checkpoint)
+        models = {"before": run, "after": done.run}
+        if plan["reference"] and rows.data is not None:
+            beside = replace(checkpoint, path=stem.with_name(f"reference-{batch}"))
+            models["retrain"] = retrain(run, scope, rows.data, beside)[0]
     except (ValueError, RunError) as error:
         ledger.abandon_batch(batch, str(error))
         raise
-    staged = commit.stage(path / FOLDER / f"staged-{batch}", run, rows, scope, done, ledger.salt)
+    folder = path / FOLDER / f"staged-{batch}"
+    staged = commit.stage(folder, models, rows, scope, done, ledger.salt)
     ledger.stage(batch, staged | {"seconds": done.result.seconds, "at": ledger.clock()})
 
 
@@ -256,6 +275,7 @@ def settled(
         guarantee=staged["guarantee"],
         statement=STATEMENTS[staged["guarantee"]],
         measures=staged["measures"],
+        intervals=staged["intervals"],
         rounds=staged["rounds"],
         bytes_total=staged["bytes_total"],
         seconds=staged["seconds"],

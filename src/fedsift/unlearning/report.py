@@ -19,7 +19,9 @@ class UnlearningReport:
         method: what was run, the fallback included.
         guarantee: ``exact``, ``exact given preprocessing``, ``empirical``; ``none`` if nothing ran.
         statement: what that means.
-        measures: ``before`` and ``after``: figures on the rows to forget and on the rest.
+        measures: ``before``, ``after`` and, where it was asked for, ``retrain`` → figures on the
+            rows to forget, on the rest, and on rows held out (`figures.Measured`).
+        intervals: the same → 95 % intervals of those that have one.
         rounds, bytes_total, seconds: what it cost.
         audit_record: number, hash and file of the record; None without a folder.
         notes: what a reader should know.
@@ -33,6 +35,7 @@ class UnlearningReport:
     guarantee: str
     statement: str
     measures: dict[str, dict[str, float]] = field(default_factory=dict)
+    intervals: dict[str, dict[str, tuple[float, float]]] = field(default_factory=dict)
     rounds: int = 0
     bytes_total: int = 0
     seconds: float = 0.0

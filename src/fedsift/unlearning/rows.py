@@ -28,14 +28,14 @@ class RunRows:
         offline: names of sites to forget that cannot be reached.
         nothing_to_do: why nothing is to be done, or None: ``unknown``, ``already_forgotten``.
         notes: lines that say more.
-        whole: whether all rows of the run are there.
+        held_out: rows that the run has not seen, of the sites that forget, where they were given.
     """
 
     data: FederatedData | None
     offline: tuple[str, ...] = ()
     nothing_to_do: str | None = None
     notes: tuple[str, ...] = ()
-    whole: bool = True
+    held_out: FederatedData | None = None
 
     def would_leave_nothing(self, scope: Scope) -> bool:
         """Tell whether every row is to be forgotten."""
@@ -72,7 +72,7 @@ def read_rows(run: Run, scope: Scope, ledger: Ledger, data: FederatedData | None
             "restore them, or fit anew"
         )
     if data is None:
-        return RunRows(None, offline, whole=False)
+        return RunRows(None, offline)
     unknown = [line for line in scope.unknown(data) if not _excused(line, offline, ledger, scope)]
     if unknown:
         return RunRows(data, offline, "unknown", tuple(unknown))
@@ -80,7 +80,7 @@ def read_rows(run: Run, scope: Scope, ledger: Ledger, data: FederatedData | None
     assert marked.role is not None  # noqa: S101  roles were given
     if not offline and not bool((marked.role == 1).any()):
         return RunRows(marked, offline, "already_forgotten")
-    return RunRows(marked, offline, whole=not offline)
+    return RunRows(marked, offline)
 
 
 def _excused(line: str, offline: tuple[str, ...], ledger: Ledger, scope: Scope) -> bool:

@@ -9,8 +9,8 @@ from typing import Any
 from fedsift.data import FederatedData
 from fedsift.run_folder import RunError
 from fedsift.runs import load_run
-from fedsift.unlearning import commit
 from fedsift.unlearning.audit import check_signature, read_audit
+from fedsift.unlearning.figures import measure_run
 from fedsift.unlearning.process import AUDIT, FOLDER, open_ledger
 from fedsift.unlearning.rows import read_rows
 from fedsift.unlearning.scope import Scope
@@ -95,7 +95,7 @@ def verify_run(
     assert rows.data is not None  # noqa: S101  nothing is asked to be forgotten, so all are there
     measures = {
         k: v
-        for k, v in commit.figures(run, Scope().roles(rows.data)).items()
+        for k, v in measure_run(run, Scope().roles(rows.data)).values.items()
         if k.startswith("retain_")
     }
     told = last["measures"]["after"] if last["status"] == "verified" else {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -10,14 +11,15 @@ import torch
 from fedsift import trees
 from fedsift.algorithms import FedAvg
 from fedsift.checkpoints import StageCheckpoint
-from fedsift.data import FederatedData
 from fedsift.evaluation import evaluate
 from fedsift.findings import Feature
 from fedsift.forgetting import gated, with_gates, without_gates
+from fedsift.models import GateUnit
 from fedsift.outcomes import make_outcome
 from fedsift.problems import Problem
 from fedsift.runs import Run
 from fedsift.studies import linear_problem
+from fedsift.trees import Tree
 from fedsift.unlearning.methods import Guarantee, Task, Unlearned, find_forgetter, unlearn
 from fedsift.unlearning.retraining import retrain
 from fedsift.unlearning.rows import RunRows
@@ -53,14 +55,15 @@ def do_work(
         after, result, notes = retrain(run, scope, rows.data, checkpoint)
         guarantee: Guarantee = "exact" if plan["tuning_redone"] else "exact given preprocessing"
         return Work(after, result, "verified", guarantee, notes, result.history)
-    return _changed(run, scope, rows.data, plan, checkpoint)
+    return _changed(run, scope, rows, plan, checkpoint)
 
 
 def _changed(
-    run: Run, scope: Scope, data: FederatedData, plan: dict[str, Any], checkpoint: StageCheckpoint
+    run: Run, scope: Scope, given: RunRows, plan: dict[str, Any], checkpoint: StageCheckpoint
 ) -> Work:
     """Change the parameters of the model on standardised rows, and keep as many features."""
-    rows = run.standardiser.apply(scope.roles(data))
+    assert given.data is not None  # noqa: S101  a batch has rows to keep
+    rows = run.standardiser.apply(scope.roles(given.data))
     problem, outcome = (
         linear_problem(rows, run.settings.gate),
         make_outcome(run.facts["data"]["outcome"], len(run.facts["data"]["classes"])),
@@ -70,32 +73,36 @@ def _changed(
             "the target is a number, so the model has no classes and FU-MEGS cannot be run on it; "
             "use --method retrain"
         )
-    kept = run.settings.kept(problem.gates.size)
     method, options = plan["method"], dict(plan["options"])
     is_rule = find_forgetter(method).stops
     level = run.facts.get("held_out_loss")
-    if is_rule:
-        if "target" not in options:
-            if level is None:
-                raise ValueError(
-                    "the run has no loss on rows held out (splits is 0), so nothing says when to "
-                    "stop; give --target P, or use --method retrain"
-                )
-            options |= {"level": level, "settled": 1.0}
-        problem_used, params = gated(problem), with_gates(problem, run.params)
-    else:
-        problem_used, params = problem, run.params
+    if given.held_out is not None:
+        unseen = run.standardiser.apply(given.held_out)
+        level = float(evaluate(problem, trees.stack([run.params]), unseen)["loss"])
+    if is_rule and "target" not in options:
+        if level is None:
+            raise ValueError(
+                "the run has no loss on rows held out (splits is 0), so nothing says when to "
+                "stop; give --target P or --held-out FILE, or use --method retrain"
+            )
+        options |= {"level": level, "settled": 1.0}
     task = Task(
-        problem_used, outcome, rows, params, FedAvg(learning_rate=0.1, local_steps=5),
+        problem, outcome, rows, run.params, FedAvg(learning_rate=0.1, local_steps=5),
         seed=run.settings.seed, weights=run.settings.weights, engine=run.settings.engine,
     )  # fmt: skip
-    result = unlearn(task, method, checkpoint=checkpoint, **options)
-    final = (
-        without_gates(problem, result.params, kept)
-        if is_rule
-        else _cut(problem, result.params, kept)
-    )
-    met = _met(problem, final, task.forgotten(), options, level)
+    kept = run.settings.kept(problem.gates.size)
+
+    def with_method(task: Task, checkpoint: StageCheckpoint, **more: Any) -> Unlearned:
+        return unlearn(task, method, checkpoint=checkpoint, **options | more)
+
+    if is_rule:
+        result, final = _by_rule(task, with_method, kept, run.settings.gate, checkpoint)
+        met = result.stop_reason == "target_met"
+    else:
+        result = with_method(task, checkpoint)
+        final = _cut(problem, result.params, kept)
+        loss = float(evaluate(problem, trees.stack([final]), task.forgotten())["loss"])
+        met = level is None or loss >= level - 1e-6
     params_after = trees.map_tensors(torch.clone, final)
     after = replace(run, params=params_after, features=_features(run, params_after))
     notes: tuple[str, ...] = (
@@ -108,32 +115,51 @@ def _changed(
     return Work(after, result, status, "empirical", notes, run_history(result))
 
 
+def _by_rule(
+    task: Task,
+    with_method: Callable[..., Unlearned],
+    kept: int,
+    gate: GateUnit,
+    checkpoint: StageCheckpoint,
+) -> tuple[Unlearned, Tree]:
+    """Change weights and gates, cut to what is kept, and go on with that alone.
+
+    What closed gates let through is lost in the cut, and the target may be with it. The second run
+    looks at the cut model first, and ends there if that meets the target.
+    """
+    problem = task.problem
+    loose = replace(task, problem=gated(problem), params=with_gates(problem, task.params))
+    first = with_method(loose, checkpoint)
+    if first.rounds <= 1 and first.stop_reason == "target_met":
+        return first, task.params
+    final = without_gates(problem, first.params, kept)
+    columns = (final["weight"] != 0).any(0).nonzero().squeeze(1)
+    rows = task.data.select_features(columns)
+    small = final | {"weight": final["weight"][:, columns]}
+    tight = replace(task, problem=linear_problem(rows, gate), data=rows, params=small)
+    # With a gate for each weight, steps would open others in the same column: look, and no more.
+    go_on = first.stop_reason == "target_met" and gate == "feature"
+    second = with_method(tight, checkpoint.named("cut"), **({} if go_on else {"rounds": 1}))
+    if not go_on and second.stop_reason != "target_met":
+        lost = first.stop_reason == "target_met"
+        second = second._replace(stop_reason="lost_in_the_cut" if lost else first.stop_reason)
+    weight = torch.zeros_like(final["weight"])
+    weight[:, columns] = second.params["weight"]
+    return first.then(second), second.params | {"weight": weight}
+
+
 def run_history(result: Unlearned) -> list[dict[str, Any]]:
     """Return the rounds of a method as records of a run, under a stage of their own."""
     return [{"stage": "forget", **{k: v for k, v in r.items() if k != "sites"}}
             for r in result.history]  # fmt: skip
 
 
-def _cut(problem: Problem, params: dict[str, torch.Tensor], kept: int) -> dict[str, torch.Tensor]:
+def _cut(problem: Problem, params: Tree, kept: int) -> Tree:
     mask = problem.gates.keep(problem.gates.magnitude(params), kept, kept)
     return problem.gates.multiply(params, mask)
 
 
-def _met(
-    problem: Problem,
-    params: dict[str, torch.Tensor],
-    forgotten: FederatedData,
-    options: dict[str, Any],
-    level: float | None,
-) -> bool:
-    """Tell whether the final model, cut to its features, meets the target."""
-    loss = evaluate(problem, trees.stack([params]), forgotten)["loss"]
-    if "target" in options:
-        return bool((-loss).exp() <= options["target"])
-    return level is None or bool(loss >= level - 1e-6)
-
-
-def _features(run: Run, params: dict[str, torch.Tensor]) -> tuple[Feature, ...]:
+def _features(run: Run, params: Tree) -> tuple[Feature, ...]:
     """Return the features of changed parameters; what is not known of a new one is left open."""
     known = {f.name: f for f in run.features}
     offered = {row["name"]: row for row in run.facts.get("candidates", [])}

@@ -361,6 +361,29 @@ def test_a_resumed_run_equals_one_never_stopped(after, sites, fitted, tmp_path, 
     assert "finished already" in capsys.readouterr().out
 
 
+def test_rerun_gives_the_same_and_says_when_not(sites, fitted, tmp_path, capsys, monkeypatch):
+    again = tmp_path / "again"
+    assert main(["rerun", str(fitted), "--out", str(again), "--quiet"]) == 0
+    assert "to the last bit" in capsys.readouterr().out
+    monkeypatch.setitem(workflows.VERSIONS, "torch", "99")
+    options = ("--out", str(again), "--overwrite", "--quiet", "--json")
+    assert main(["rerun", str(fitted), *options]) == 0
+    assert shown_json(capsys)["versions"]["torch"][1] == "99"
+    facts = runs.load_run(fitted).facts
+    worse = facts | {"results": facts["results"] | {"bytes_up": 1}}
+    run_folder.write_facts(again, worse | {"source": facts["source"]})
+    assert main(["rerun", str(again), "--out", str(tmp_path / "third"), "--quiet"]) == 3
+    assert "differs" in (said := capsys.readouterr().out)
+    assert "bytes_up" in said
+    content = Path(sites[0]).read_bytes()
+    try:
+        Path(sites[0]).write_bytes(content.replace(b"sick", b"well", 1))
+        assert main(["rerun", str(fitted), "--out", str(tmp_path / "fourth"), "--quiet"]) == 2
+        assert "have changed" in capsys.readouterr().err
+    finally:
+        Path(sites[0]).write_bytes(content)
+
+
 def test_resume_goes_on_with_a_comparison_and_notices_other_data(tmp_path, capsys, monkeypatch):
     files = write_sites(tmp_path)
     stopped = tmp_path / "run"

@@ -15,6 +15,7 @@ from fedsift.cli.forget import forget, requests, verify
 from fedsift.cli.interrupts import stopping_in_order
 from fedsift.cli.options import METHOD, Request, takes_request
 from fedsift.cli.reproduce import reproduce
+from fedsift.cli.rerun import rerun
 from fedsift.cli.solve import solve
 from fedsift.cli.tune import tune
 
@@ -56,6 +57,7 @@ def root(
 
 
 app.command()(reproduce)
+app.command()(rerun)
 app.command()(tune)
 app.command()(takes_request(deploy))
 app.command()(solve)
@@ -301,6 +303,7 @@ def _run(
     quiet: bool,
 ) -> tuple[dict[str, Any], Callable[[], None]]:
     """Do the work; return the results and what prints them for people."""
+    from fedsift.cli.forecast import work
     from fedsift.cli.output import bar, plan, show
     from fedsift.reporting import compare_report, fit_report, write_report
     from fedsift.reporting.tables import next_steps
@@ -336,17 +339,6 @@ def _run(
     return results, text
 
 
-def work(command: str, methods: list[str], cases: tuple[Case, ...]) -> dict[str, list[str]]:
-    """Return the names of the cases of each method, in the order in which they are fitted."""
-    from fedsift.workflows import BESIDE
-
-    everything = {name: [case.name for case in cases] for name in methods}
-    tested = [case.name for case in cases if case.test is not None]
-    if command == "fit":
-        everything |= {name: tested for name in BESIDE if name not in methods and tested}
-    return everything
-
-
 def _finish(results: Mapping[str, Any], text: Callable[[], None], *, json: bool) -> None:
     from fedsift.cli.output import show_json
 
@@ -364,7 +356,7 @@ def _dry_run(
     cases: tuple[Case, ...],
     path: Path,
 ) -> None:
-    from fedsift.cli.forecast import forecast, forecast_text
+    from fedsift.cli.forecast import forecast, forecast_text, work
     from fedsift.cli.output import show_json
 
     facts = forecast(work(command, methods, cases), settings, cases, path)

@@ -93,3 +93,14 @@ def forecast_text(facts: Mapping[str, Any]) -> str:
             f"  run       {facts['run']}",
         )
     )
+
+
+def work(command: str, methods: list[str], cases: tuple[Case, ...]) -> dict[str, list[str]]:
+    """Return the names of the cases of each method, in the order in which they are fitted."""
+    from fedsift.workflows import BESIDE
+
+    everything = {name: [case.name for case in cases] for name in methods}
+    tested = [case.name for case in cases if case.test is not None]
+    if command == "fit":
+        everything |= {name: tested for name in BESIDE if name not in methods and tested}
+    return everything

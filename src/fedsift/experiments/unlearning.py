@@ -343,23 +343,45 @@ def _page(rows: list[dict[str, Any]], *, quick: bool) -> str:
     )
 
 
+SHOWN_MODELS = {
+    "original": "before",
+    "fumegs": "after FU-MEGS",
+    "continue": "after training on",
+    "retrain": "trained anew",
+}
+PICTURES = {
+    ("site", "forget_accuracy"): ("Is a site forgotten?", "accuracy on the rows to forget"),
+    ("site", "test_accuracy"): ("What forgetting a site costs", "accuracy on test rows"),
+    ("backdoor", "attack_success"): ("Is a backdoor removed?", "attack success"),
+    ("backdoor", "test_accuracy"): ("What removing a backdoor costs", "accuracy on test rows"),
+}
+
+
 def _charts(rows: list[dict[str, Any]]) -> dict[str, Chart]:
-    """Return a picture for each kind of scenario: before, after and retrained."""
+    """Return pictures of what was forgotten and what it cost: before, after and retrained."""
     charts = {}
-    for kind, figure in (("site", "forget_accuracy"), ("backdoor", "attack_success")):
-        mine = [r for r in rows if r["scenario"].startswith(kind)]
-        shown = ("original", "fumegs", "retrain")
+    for (kind, figure), (title, axis) in PICTURES.items():
         series = {}
-        for method in shown:
-            own = [r for r in mine if r["method"] == method]
-            labels = [r["scenario"].replace(f"{kind} · ", "").replace(" · ", "\n") for r in own]
-            series[f"{method}: {figure.replace('_', ' ')}"] = Series(
-                labels, [r[figure] for r in own]
-            )
-        charts[f"unlearning-{kind}"] = Chart(
-            f"Forgetting a {kind}: before, after, and retrained", "", "share", series, kind="bars"
+        for method, label in SHOWN_MODELS.items():
+            own = [r for r in rows if r["method"] == method and r["scenario"].startswith(kind)]
+            names = [_label(r["scenario"]) for r in own]
+            spread = [r.get(f"{figure}_spread", 0.0) for r in own]
+            mean = [r[figure] for r in own]
+            low = [max(0.0, m - d) for m, d in zip(mean, spread, strict=True)]
+            high = [min(1.0, m + d) for m, d in zip(mean, spread, strict=True)]
+            series[label] = Series(names, mean, low, high)
+        several = any(r["seeds"] > 1 for r in rows)
+        note = "lines: standard deviation over the seeds" if several else "one seed"
+        charts[f"unlearning-{kind}-{figure.partition('_')[0]}"] = Chart(
+            title, "", axis, series, kind="bars", note=note
         )
     return charts
+
+
+def _label(scenario: str) -> str:
+    """Return a federation in short lines, as it stands below its bars."""
+    parts = scenario.partition(" · ")[2].replace("Dirichlet", "Dir.").replace(", ", " · ")
+    return parts.replace(" · ", "\n")
 
 
 EXPERIMENT = Unlearning()

@@ -10,13 +10,16 @@ import pytest
 import torch
 
 import fedsift
-from fedsift import vi
-from fedsift.algorithms import FedAvg, GaussianNoise, Lippax
+from fedsift import trees, vi
+from fedsift.algorithms import FedAvg, Lippax
 from fedsift.cli import main
 from fedsift.comparing import compare_solvers, figures
+from fedsift.privacy import Privacy
 from fedsift.sets import Ball
 from fedsift.solvers import SOLVERS, find_solver
 from fedsift.solving import solve
+from fedsift.training import Training, train
+from fedsift.trees import Tree
 from fedsift.vi import named
 
 
@@ -104,9 +107,18 @@ def test_what_cannot_be_is_refused(knobs: dict, text: str) -> None:
 def test_noise_is_added_before_the_projection() -> None:
     """With noise of any size the iterates stay feasible."""
     problem = named.bilinear_ball(n_sites=3)
-    method = Lippax(gamma=1.0, privacy=GaussianNoise(scale=5.0, clip=1.0))
-    answer = solve(problem, method, max_exchanges=10)
-    for x in (answer.last, answer.average):
+    privacy = Privacy(clip=1.0, noise=5.0, delta=1e-5)
+    points: list[Tree] = []
+
+    def watch(run: Training) -> bool:
+        points.append(trees.unstack(run.params, 0))
+        return False
+
+    train(
+        problem.problem, problem.data, Lippax(gamma=1.0), rounds=10, privacy=privacy, watch=watch,
+        weights="uniform",
+    )  # fmt: skip
+    for x in points:
         assert all(float(torch.linalg.vector_norm(v)) <= 1 + 1e-9 for v in x.values())
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fedsift import messages, trees
+from fedsift.privacy import Protection
 from fedsift.problems import Problem
 from fedsift.sparsity import top_mask
 from fedsift.trees import Tree
@@ -40,8 +41,14 @@ class Channel(Protocol):
     def init(self, problem: Problem, upload: Tree) -> Any:
         """Return a site's channel state before its first upload, zeros."""
 
-    def send(self, problem: Problem, state: Any, upload: Tree) -> tuple[Tree, Any]:
-        """Return what is sent of an upload and the site's next channel state."""
+    def send(
+        self, problem: Problem, state: Any, upload: Tree, protect: Protection | None = None
+    ) -> tuple[Tree, Any]:
+        """Return what is sent of an upload and the site's next channel state.
+
+        ``protect`` is applied to all that would be sent, before any of it is chosen: which numbers
+        are large says something of the rows as well.
+        """
 
     def publish(self, problem: Problem, replica: Tree, shared: Tree) -> Tree:
         """Return the next replica, as near to ``shared`` as one message brings it."""
@@ -56,8 +63,14 @@ class Lossless:
     def init(self, problem: Problem, upload: Tree) -> tuple[()]:  # noqa: ARG002
         return ()
 
-    def send(self, problem: Problem, state: tuple[()], upload: Tree) -> tuple[Tree, tuple[()]]:  # noqa: ARG002
-        return upload, state
+    def send(
+        self,
+        problem: Problem,  # noqa: ARG002
+        state: tuple[()],
+        upload: Tree,
+        protect: Protection | None = None,
+    ) -> tuple[Tree, tuple[()]]:
+        return (upload if protect is None else protect(upload)[1]), state
 
     def publish(self, problem: Problem, replica: Tree, shared: Tree) -> Tree:  # noqa: ARG002
         return shared
@@ -85,24 +98,34 @@ class TopM:
     def init(self, problem: Problem, upload: Tree) -> Tree:
         return trees.zeros_like(self._cut(problem, upload)) if self.feedback else {}
 
-    def send(self, problem: Problem, state: Tree, upload: Tree) -> tuple[Tree, Tree]:
+    def send(
+        self, problem: Problem, state: Tree, upload: Tree, protect: Protection | None = None
+    ) -> tuple[Tree, Tree]:
         wanted = self._cut(problem, upload)
         if self.feedback and wanted:
             wanted = trees.add(wanted, state)
-        sent = self._select(problem, wanted)
-        rest = trees.subtract(wanted, sent) if self.feedback and wanted else state
-        return {**upload, **sent}, rest
+        whole = {**upload, **wanted}
+        clean, noisy = (whole, whole) if protect is None else protect(whole)
+        clean = self._cut(problem, clean)
+        masks = self._masks(problem, self._cut(problem, noisy))
+        sent = {**noisy, **self._chosen(problem, self._cut(problem, noisy), masks)}
+        if not (self.feedback and wanted):
+            return sent, state
+        # What the clip cut off is lost, and the noise is never taken back: both would pile up.
+        return sent, trees.subtract(clean, self._chosen(problem, clean, masks))
 
     def publish(self, problem: Problem, replica: Tree, shared: Tree) -> Tree:
         gap = self._cut(problem, trees.subtract(shared, replica))
-        return {**shared, **trees.add(self._cut(problem, replica), self._select(problem, gap))}
+        moved = self._chosen(problem, gap, self._masks(problem, gap))
+        return {**shared, **trees.add(self._cut(problem, replica), moved)}
 
     def _cut(self, problem: Problem, tree: Tree) -> Tree:
         """Return the parts that may be cut."""
         gated = {f"theta/{leaf}" for leaf in problem.gates.views}
         return {k: v for k, v in tree.items() if k in gated or k == "phi"}
 
-    def _select(self, problem: Problem, wanted: Tree) -> Tree:
+    def _masks(self, problem: Problem, wanted: Tree) -> list[Tensor]:
+        """Return the masks [G] of what is chosen: of weights, then of gate parameters."""
         scores = []
         weights = trees.part(wanted, "theta")
         if weights:
@@ -111,9 +134,12 @@ class TopM:
             scores.append(wanted["phi"].abs())
         if self.one_index_set and len(scores) == 2:
             scaled = [s / s.square().mean().sqrt().clamp(min=1e-30) for s in scores]
-            masks = [top_mask(torch.maximum(*scaled), self.kept)] * 2
-        else:
-            masks = [top_mask(score, self.kept) for score in scores]
+            return [top_mask(torch.maximum(*scaled), self.kept)] * 2
+        return [top_mask(score, self.kept) for score in scores]
+
+    def _chosen(self, problem: Problem, wanted: Tree, masks: list[Tensor]) -> Tree:
+        """Return the parts with zeros for what is not chosen."""
+        weights = trees.part(wanted, "theta")
         chosen: Tree = {}
         if weights:
             chosen = trees.join(theta=problem.gates.multiply(weights, masks[0]))

@@ -93,6 +93,11 @@ def _to_send_again(broadcast: Broadcast) -> Broadcast:
 def _divergence(run: Training, participants: Tensor) -> str:
     """Say at which of the last round's sites the loss is worst."""
     job, params = run.job, run.params
+    if job.privacy is not None:  # at which site the loss is largest is not to be told
+        return (
+            f"{type(job.algorithm).__name__} diverged by round {run.round} even with smaller steps;"
+            " give a smaller learning_rate, or less noise"
+        )
 
     def loss(site: int) -> float:
         losses = evaluate(job.problem, params, job.data, [site])["loss"]

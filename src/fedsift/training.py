@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from fedsift import aggregation, channels, trees
+from fedsift import accounting, aggregation, channels, noise, trees
 from fedsift.aggregation import Aggregator, name_of
 from fedsift.algorithms.base import Algorithm
 from fedsift.channels import Channel
@@ -23,6 +23,7 @@ from fedsift.engines import Plan, cannot_batch, make_engine, make_plan
 from fedsift.engines.base import Carried, Delivery, Engine, Job, Tampering, Weights, begin
 from fedsift.evaluation import evaluate
 from fedsift.joins import keep_before_joins
+from fedsift.privacy import Privacy, check
 from fedsift.problems import Problem
 from fedsift.recovery import Retained, recover, reset, retain
 from fedsift.sealed import fingerprint
@@ -74,6 +75,7 @@ class Training:
         retained: the last healthy state.
         plan: how the work is done, None before that is decided.
         fingerprint: what a checkpoint must have been written for.
+        spent: privacy's releases so far of each site, of all seeds together, [C].
     """
 
     job: Job
@@ -89,6 +91,7 @@ class Training:
     retained: Retained | None = None
     plan: Plan | None = None
     fingerprint: str = ""
+    spent: Tensor = field(default_factory=lambda: torch.zeros(1, dtype=torch.int64))
 
     @property
     def params(self) -> Tree:
@@ -97,6 +100,12 @@ class Training:
             self.carried.server
         )
         return solution
+
+    @property
+    def epsilon(self) -> float | None:
+        """ε that is spent, of the site that told most; None without privacy."""
+        privacy = self.job.privacy
+        return None if privacy is None else privacy.spent(int(self.spent.max()))
 
 
 def train(
@@ -127,6 +136,8 @@ def train(
     checkpoint: StageCheckpoint | None = None,
     joins: Path | None = None,
     withdrawn: Callable[[int], Collection[str]] | None = None,
+    privacy: Privacy | None = None,
+    noise_seed: int | None = None,
 ) -> Training:
     """Train an algorithm and return the finished run.
 
@@ -163,9 +174,13 @@ def train(
             training without them can go on (`fedsift.joins`).
         withdrawn: called before every round with its number; the sites that it names are not asked
             again, for a request to forget that comes during the training.
+        privacy: clips and noises what is told of the rows; nothing is evaluated then, and the
+            records have ``epsilon`` and ``delta``.
+        noise_seed: for tests alone: draws the noise, and whoever knows it can take it off.
 
     Raises:
-        ValueError: a channel or an aggregator that the algorithm cannot work with, or bad numbers.
+        ValueError: a channel or an aggregator that the algorithm cannot work with, bad numbers, or
+            what `privacy` does not cover.
         TrainingError: a seed diverged again and again.
     """
     channel = channel or channels.Lossless()
@@ -187,9 +202,16 @@ def train(
         delivery,
         None if regions is None else aggregation.assign_regions(data.sites, regions),
         tampering,
+        None if privacy is None else privacy.planned(1),
+        noise.secret(noise_seed),
     )
+    if privacy is not None:
+        check(privacy, problem, data, algorithm, weights)
+        _check_uses(early_stop, checkpoint, joins)
+        job = replace(job, privacy=_planned(job, privacy, rounds, participation))
     zeros = torch.zeros(len(seeds), dtype=torch.int64)
     run = Training(job, begin(job, start), 0, [], zeros, zeros, zeros, zeros)
+    run.spent = torch.zeros(data.n_sites, dtype=torch.int64)
     if early_stop is not None:
         never = torch.full((len(seeds),), torch.inf, dtype=torch.float64)
         run.best = Best(never, run.carried.server, torch.zeros((), dtype=torch.int64))
@@ -212,7 +234,7 @@ def train(
             make_plan(job, first, rounds, fuse=compile, repeats=repeats) if batched else Plan()
         )
     sample = job.sample(evaluate_sites)
-    if run.first_loss is None:
+    if run.first_loss is None and privacy is None:
         loss = evaluate(run.job.problem, at_start, data, sample)["loss"]
         run.first_loss = torch.where(torch.isfinite(loss), loss, torch.inf)
     loop = _Loop(
@@ -261,6 +283,28 @@ def _check_numbers(
     for message, is_wrong in wrong.items():
         if is_wrong:
             raise ValueError(message)
+
+
+def _check_uses(
+    early_stop: EarlyStop | None, checkpoint: StageCheckpoint | None, joins: Path | None
+) -> None:
+    """Refuse uses of the rows that privacy does not cover."""
+    wrong = {
+        "early stopping looks at the loss of rows, without noise; leave it out under privacy":
+            early_stop is not None,
+        "a checkpoint holds what sites keep to themselves, and a run that went on from it would"
+        " spend privacy again; leave it out": checkpoint is not None or joins is not None,
+    }  # fmt: skip
+    for message, is_wrong in wrong.items():
+        if is_wrong:
+            raise ValueError(message)
+
+
+def _planned(job: Job, privacy: Privacy, rounds: int, participation: float) -> Privacy:
+    """Return privacy with the noise for these rounds."""
+    if privacy.noise is not None:
+        return privacy
+    return privacy.planned(int(accounting.planned(job, rounds, participation).max()))
 
 
 def check_pair(
@@ -312,6 +356,7 @@ class _Loop:
 
     def __post_init__(self) -> None:
         self.retained = self.run.retained or retain(self.run)
+        self.releases: dict[str, int] = {}
         self.saved = time.monotonic()
 
     @property
@@ -347,9 +392,15 @@ class _Loop:
         return isinstance(self.run.job.data, RemoteData)
 
     def _figures(self) -> dict[str, Tensor]:
-        """Return the figures [S] of now."""
+        """Return the figures [S] of now; with privacy none, for they have no noise."""
         job = self.run.job
+        if job.privacy is not None:
+            return {}
         return evaluate(job.problem, self.run.params, job.data, self.sample)
+
+    def _loss(self, figures: dict[str, Tensor]) -> Tensor:
+        """Return the loss [S], 0 where it is not known."""
+        return figures.get("loss", torch.zeros(len(self.run.job.seeds)))
 
     def _stale(self) -> bool:
         best, stop = self.run.best, self.early_stop
@@ -383,6 +434,7 @@ class _Loop:
         remarks: dict[str, str] = {}
         engine.remember(self.retained.carried, run.carried)
         for exchange, asked in run.job.exchanges(run.carried, run.round, participants):
+            self._charge(exchange, asked)
             run.carried, report = engine.exchange(run.job, run.carried, run.round, exchange, asked)
             run.bytes_up = run.bytes_up + report.bytes_up + report.bytes_regions
             run.bytes_down = run.bytes_down + report.bytes_down
@@ -399,11 +451,11 @@ class _Loop:
         due = run.round % self.every == 0 or run.round in {1, self.rounds}
         figures = self._figures() if due else {}
         healthy = (
-            recover(run, figures["loss"], self.retained, participants)
+            recover(run, self._loss(figures), self.retained, participants)
             if due
             else torch.ones(1, dtype=torch.bool)
         )
-        if due and self.sample is not None:
+        if figures and self.sample is not None:
             record["evaluated_sites"] = len(self.sample)
         if healthy.any():
             record |= {name: float(value[healthy].mean()) for name, value in figures.items()}
@@ -413,6 +465,7 @@ class _Loop:
             "bytes_up": int(run.bytes_up.sum()),
             "bytes_down": int(run.bytes_down.sum()),
             **_by_level(run),
+            **_promise(run),
             "seconds": time.perf_counter() - began,
             "sites": _who(run, participants),
         }
@@ -430,6 +483,13 @@ class _Loop:
             save_training(self.checkpoint.path, run)
         if self.callback is not None:
             self.callback(record)
+
+    def _charge(self, exchange: str, asked: Tensor) -> None:
+        """Account for an exchange with those asked, [S, C], before it happens."""
+        run = self.run
+        if exchange not in self.releases:
+            self.releases[exchange] = accounting.releases(run.job, exchange)
+        run.spent = run.spent + self.releases[exchange] * asked.sum(0)
 
     def _let_go(self) -> None:
         """Ask sites that have withdrawn no more."""
@@ -449,6 +509,14 @@ class _Loop:
         if self.checkpoint is not None and time.monotonic() - self.saved > self.checkpoint.every:
             save_training(self.checkpoint.path, self.run)
             self.saved = time.monotonic()
+
+
+def _promise(run: Training) -> dict[str, float]:
+    """Return the (ε, δ) so far, with privacy."""
+    privacy = run.job.privacy
+    if privacy is None:
+        return {}
+    return {"epsilon": privacy.spent(int(run.spent.max())), "delta": privacy.delta}
 
 
 def _by_level(run: Training) -> dict[str, dict[str, int]]:

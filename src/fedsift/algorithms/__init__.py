@@ -10,7 +10,6 @@ from fedsift.algorithms.erasers import FedEraser, ProjectedAscent, StoredFedAvg
 from fedsift.algorithms.extragradient import FederatedExtragradient, FedGDAGT, FedOGDA
 from fedsift.algorithms.fedavg import FedAvg, FedHT, FedIterHT, Tuning
 from fedsift.algorithms.fedprox import FedProx
-from fedsift.algorithms.fields import GaussianNoise
 from fedsift.algorithms.fumegs import FUMEGS
 from fedsift.algorithms.lippax import Lippax
 from fedsift.algorithms.lippax_literal import LippaxLiteral
@@ -31,7 +30,6 @@ __all__ = [
     "FedOGDA",
     "FedProx",
     "FederatedExtragradient",
-    "GaussianNoise",
     "Lippax",
     "LippaxLiteral",
     "LocalExtraSGD",

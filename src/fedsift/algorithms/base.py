@@ -104,6 +104,21 @@ class Algorithm(ABC):
     def solution(self, problem: Problem, server: Any) -> Tree:
         """Return the parameters: deterministic, and exactly sparse where the method says so."""
 
+    def sent(self, client: Any, upload: Upload, exchange: str) -> Any:
+        """Return the ClientState once the site knows what was sent of its upload."""
+        return client
+
+    def clear_parts(self) -> frozenset[str]:
+        """Return the parts of an upload that are the same whatever rows a site has.
+
+        Privacy sends them as they are.
+        """
+        return frozenset()
+
+    def refuse_privacy(self, level: str) -> str | None:
+        """Return why privacy at this level (``site``, ``sample``) would not work; None: it does."""
+        return None
+
     def finished(self, server: Any) -> Tensor:
         """Return whether a run may end before its last round, a boolean scalar."""
         return torch.zeros((), dtype=torch.bool)

@@ -184,6 +184,14 @@ class EFLoPS(LocalTraining):
         )
         return {"loss": (upload, data.share)}, client, {}
 
+    def clear_parts(self) -> frozenset[str]:
+        """In the first local step λ is a function of what the server sent."""
+        return frozenset({"inverse_step", "multiplier"})
+
+    def refuse_privacy(self, level: str) -> str | None:
+        told = "from the second local step on the multiplier follows the rows; give local_steps=1"
+        return told if level == "site" and self.local_steps > 1 else None
+
     def gated_curvature(
         self,
         problem: Problem,

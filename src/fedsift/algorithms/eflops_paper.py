@@ -83,6 +83,10 @@ class EFLoPSPaper(EFLoPS):
         upload = trees.join(theta=sent, gates=gates, rest=rest, multiplier=multiplier)
         return {"loss": (upload, data.share)}, client, {}
 
+    def refuse_privacy(self, level: str) -> str | None:
+        models = "sites send whole models, and clipping would shrink them; use messages='auto'"
+        return models if level == "site" else None
+
     def server_round(
         self, problem: Problem, server: ServerState, totals: Totals, exchange: str
     ) -> tuple[ServerState, Info]:

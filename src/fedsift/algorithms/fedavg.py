@@ -71,6 +71,9 @@ class FedAvg(LocalTraining):
         change = trees.scale(trees.subtract(theta, start), 1.0 / step)
         return {"loss": (trees.join(theta=change, inverse_step=1.0 / step), data.share)}, client, {}
 
+    def clear_parts(self) -> frozenset[str]:
+        return frozenset({"inverse_step"})
+
     def local_steps_from(
         self, problem: Problem, theta: Tree, shared: Tree, data: SiteData, step: Tensor, key: Tensor
     ) -> Tree:
@@ -172,6 +175,10 @@ class FedIterHT(FedHT):
         step = self.step_size(shared, client)
         theta = self.local_steps_from(problem, start, shared, data, step, key)
         return {"loss": (trees.join(model=theta), data.share)}, client, {}
+
+    def refuse_privacy(self, level: str) -> str | None:
+        models = "sites send whole models, and clipping would shrink them; use FedHT"
+        return models if level == "site" else None
 
     def server_round(
         self, problem: Problem, server: ServerState, totals: Totals, exchange: str

@@ -1,4 +1,4 @@
-"""What the methods for variational inequalities share: an automatic step, and noise on messages."""
+"""What the methods for variational inequalities share: an automatic step."""
 
 from __future__ import annotations
 
@@ -8,40 +8,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedsift import random, trees
 from fedsift.algorithms.base import Algorithm, Info, Upload
 from fedsift.problems import Problem
 from fedsift.sites import SiteData
 from fedsift.trees import Tree
 from fedsift.vi.resolvent import lipschitz
-
-
-@dataclass(frozen=True)
-class GaussianNoise:
-    """Clip a change to length ``clip`` and add ``scale`` · N(0, I), before it leaves the site.
-
-    Whatever is done with the sum afterwards, projecting included, is post-processing: it neither
-    spends privacy nor gives any back.
-
-    Attributes:
-        scale: standard deviation of every entry.
-        clip: the longest change that is sent; None: any.
-    """
-
-    scale: float
-    clip: float | None = None
-
-    def __call__(self, change: Tree, key: Tensor) -> Tree:
-        """Return what is sent."""
-        if self.clip is not None:
-            change = trees.scale(
-                change, (self.clip / trees.norm(change).clamp(min=1e-30)).clamp(max=1.0)
-            )
-        return {
-            leaf: value
-            + self.scale * random.normal(random.fold(key, leaf), tuple(value.shape), value.dtype)
-            for leaf, value in change.items()
-        }
 
 
 class Site(NamedTuple):

@@ -7,7 +7,6 @@ layer 3 are this library's.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -22,8 +21,6 @@ from fedsift.problems import Problem
 from fedsift.sites import SiteData
 from fedsift.trees import Tree
 from fedsift.vi.resolvent import resolvent
-
-Privacy = Callable[[Tree, Tensor], Tree]
 
 
 class LippaxState(NamedTuple):
@@ -62,7 +59,6 @@ class Lippax(FieldMethod):
         unbiased: the share π of sites that take part; the step then uses ū + Σ_S p_c d_c/π.
         certified: two exchanges a round, a step of its own choice, and a bound on the gap; see
             `certificate`.
-        privacy: applied to d_c, with a key, before it is sent; such as `GaussianNoise`. Needs γ.
     """
 
     exchanges: ClassVar[tuple[str, ...]] = ("round",)
@@ -75,7 +71,6 @@ class Lippax(FieldMethod):
     warm_start: bool = False
     unbiased: float | None = None
     certified: bool = False
-    privacy: Privacy | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -140,12 +135,21 @@ class Lippax(FieldMethod):
             if self.certified:  # after three rejections y = x, and acceptance is certain
                 value = trees.where(shared["plain"] > 0, operator(x, batch), value)
         change = trees.subtract(value, client.field)
-        told = bound
-        if self.privacy is not None:  # L_c would be a number without noise
-            change, told = self.privacy(change, key), shared["lipschitz"]
-        field = client.field if exchange == "point" else trees.add(client.field, change)
-        upload = trees.join(change=change, lipschitz=told)
-        return {"loss": (upload, data.share)}, Slow(field, bound), info
+        known = bound if self.gamma is None else shared["lipschitz"]  # with γ nobody asks for L_c
+        upload = trees.join(change=change, lipschitz=known)
+        return {"loss": (upload, data.share)}, client._replace(lipschitz=bound), info
+
+    def sent(self, client: Slow, upload: Upload, exchange: str) -> Slow:
+        if exchange in {"lipschitz", "point"}:
+            return client
+        change = trees.part(upload["loss"][0], "change")
+        return client._replace(field=trees.add(client.field, change))
+
+    def clear_parts(self) -> frozenset[str]:
+        return frozenset({"lipschitz"})
+
+    def refuse_privacy(self, level: str) -> str | None:
+        return "the certificate needs exact field values" if self.certified else None
 
     def server_round(
         self, problem: Problem, server: LippaxState, totals: Totals, exchange: str
@@ -192,7 +196,6 @@ def refuse(method: Any) -> None:
     Raises:
         ValueError: the text says what and why.
     """
-    noisy = method.privacy is not None or method.batch_size is not None
     wrong = {
         f"inner_steps is {method.inner_steps}; give 5 or more": method.inner_steps < 5,
         f"relaxation is {method.relaxation}; give a number above 0 and below 2": not 0
@@ -204,12 +207,10 @@ def refuse(method: Any) -> None:
         " 1": method.unbiased is not None and not 0 < method.unbiased <= 1,
         "certified=True needs relaxation=1 and momentum=0: the certificate is for the plain"
         " step": method.certified and (method.relaxation != 1 or method.momentum != 0),
-        "certified=True needs exact field values; leave batch_size and privacy out": (
-            method.certified and noisy
+        "certified=True needs exact field values; leave batch_size out": (
+            method.certified and method.batch_size is not None
         ),
     }
-    untold = "privacy needs a gamma: an automatic one is measured by a number without noise"
-    wrong[untold] = method.privacy is not None and method.gamma is None
     for message, is_wrong in wrong.items():
         if is_wrong:
             raise ValueError(message)

@@ -70,6 +70,9 @@ class OneShot(Algorithm):
     def client_init(self, problem: Problem, shared: Tree) -> tuple[()]:
         return ()
 
+    def refuse_privacy(self, level: str) -> str | None:
+        return "its sums over pairs of features are no gradients, and no clip is right for all"
+
     def client_round(
         self,
         problem: Problem,

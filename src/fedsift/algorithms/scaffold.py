@@ -86,8 +86,13 @@ class Scaffold(SteppedMethod):
             y = problem.project(moved)
         control = trees.subtract(mean, client.field)
         upload = trees.join(change=trees.subtract(y, x), control=control)
-        after = client._replace(field=trees.add(client.field, control))
-        return {"loss": (upload, data.share)}, after, {}
+        return {"loss": (upload, data.share)}, client, {}
+
+    def sent(self, client: Control, upload: Upload, exchange: str) -> Control:
+        if exchange == "lipschitz":
+            return client
+        control = trees.part(upload["loss"][0], "control")
+        return client._replace(field=trees.add(client.field, control))
 
     def server_round(
         self, problem: Problem, server: Controlled, totals: Totals, exchange: str

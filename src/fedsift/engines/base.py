@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from fedsift import messages, random, trees
+from fedsift import messages, noise, random, trees
 from fedsift.aggregation import Aggregator, mean, name_of
-from fedsift.algorithms.base import Algorithm, Upload
+from fedsift.algorithms.base import Algorithm, Info, Upload
 from fedsift.channels import Broadcast, Channel, start_broadcast
 from fedsift.clients import ClientStore
 from fedsift.data import FederatedData
 from fedsift.engines.grid import block_rows
+from fedsift.privacy import Guard, Privacy
 from fedsift.problems import Problem
 from fedsift.sites import SiteData
 from fedsift.trees import Tree
@@ -39,7 +40,8 @@ class Job:
     """A problem, the data of its sites, and how to train: all that does not change in a run.
 
     ``allowed`` [S, C] says which sites may take part for each seed; None: all. ``regions`` [C]: the
-    region that sums up a site's uploads before the server does; None: no regions. Derived:
+    region that sums up a site's uploads before the server does; None: no regions. ``privacy``: how
+    releases are clipped and noised; ``secret``: of that noise, fresh by default. Derived:
     ``run_keys`` [S], ``data_key``, ``site_keys`` [C]; ``shares`` [C] the weights of sites in
     averages; ``offsets`` and ``sizes`` [C] of their rows, ``rank`` [C] their places in the order of
     size, ``block_rows`` [C] their rows with padding; ``eligible`` [S, C], what ``allowed`` means;
@@ -63,6 +65,8 @@ class Job:
     delivery: Delivery | None = None
     regions: Tensor | None = None
     tampering: Tampering | None = None
+    privacy: Privacy | None = None
+    secret: Tensor = field(default_factory=noise.secret, repr=False)
     run_keys: Tensor = field(init=False)
     data_key: Tensor = field(init=False)
     site_keys: Tensor = field(init=False)
@@ -259,12 +263,56 @@ class Report(NamedTuple):
     remarks: Mapping[str, str] = MappingProxyType({})
 
 
-def send(job: Job, exchange: str, upload: Upload, residual: Any) -> tuple[Upload, Any, Tensor]:
+class Work(NamedTuple):
+    """What a site made of a request: what is sent of its upload, its state after, diagnostics.
+
+    ``bytes`` of the messages; ``releases``: how often something with noise was told of the rows.
+    """
+
+    sent: Upload
+    state: Any
+    info: Info
+    bytes: Tensor
+    releases: int
+
+
+def work(
+    job: Job,
+    exchange: str,
+    shared: Tree,
+    state: Any,
+    data: SiteData,
+    key: Tensor,
+    problem: Problem | None = None,
+) -> Work:
+    """Do a site's part of an exchange: its round, and the way of its upload into the channel.
+
+    ``problem``: another form of the job's, for this engine.
+    """
+    problem = problem or job.problem
+    client, residual = state
+    guard = None if job.privacy is None else Guard(job.privacy, job.secret, key)
+    seen = (problem, data) if guard is None else guard.rows(problem, data)
+    upload, client, info = job.algorithm.client_round(
+        seen[0], shared, client, seen[1], key, exchange
+    )
+    sent, residual, size = _send(job, exchange, upload, residual, guard)
+    client = job.algorithm.sent(client, sent, exchange)
+    if guard is None:
+        return Work(sent, (client, residual), info, size, 0)
+    told = {} if guard.privacy.level == "site" else info
+    return Work(sent, (client, residual), told, size, guard.releases)
+
+
+def _send(
+    job: Job, exchange: str, upload: Upload, residual: Any, guard: Guard | None
+) -> tuple[Upload, Any, Tensor]:
     """Pass the groups of one site's upload through the channel; also return the bytes."""
+    protect = None if guard is None else guard.message(job.algorithm.clear_parts())
     sent, kept, size = {}, dict(residual), torch.zeros((), dtype=torch.int64)
     for group, (tree, weight) in upload.items():
         name = f"{exchange}/{group}"
-        sent_tree, kept[name] = job.channel.send(job.problem, residual[name], tree)
+        sent_tree, kept[name] = job.channel.send(job.problem, residual[name], tree, protect)
         sent[group] = (sent_tree, weight)
         # A site that has no row of a group sends nothing for it.
         size = size + torch.where(weight > 0, messages.size(sent_tree), 0)

@@ -19,8 +19,8 @@ from fedsift.engines.base import (
     exchange_key,
     population_of,
     region_message,
-    send,
     site_data,
+    work,
 )
 from fedsift.engines.envelopes import Envelope, Inbox, schema_of
 from fedsift.trees import Tree
@@ -128,20 +128,17 @@ class Loop(Engine):
         seed, site = torch.tensor([s]), torch.tensor([c])
         row = carried.store.rows(site)
         stored = carried.store.load(row, seed, carried.ledger[s, c].reshape(1))
-        client, residual = trees.unstack(stored, 0)
         rows = job.rows_of(c)
         data_key = exchange_key(job.data_key, exchange, round_number, job.site_keys[c])
         data = site_data([table[rows] for table in job.tables], job.shares[c], data_key)
         key = exchange_key(job.run_keys[s], exchange, round_number, job.site_keys[c])
         try:
-            upload, client, info = job.algorithm.client_round(
-                job.problem, self.held[s, c], client, data, key, exchange
-            )
+            done = work(job, exchange, self.held[s, c], trees.unstack(stored, 0), data, key)
         except Exception as error:
             error.add_note(f"site {job.data.sites[c]!r}, round {round_number}, seed {job.seeds[s]}")
             raise
-        sent, residual, _ = send(job, exchange, upload, residual)
-        carried.store.stage(row, seed, trees.stack([(client, residual)]), carried.tick)
+        sent = done.sent
+        carried.store.stage(row, seed, trees.stack([done.state]), carried.tick)
         if job.tampering is not None:
             several = trees.stack([sent])
             sent = trees.unstack(job.tampering(carried.tick, seed, site, several), 0)
@@ -157,7 +154,7 @@ class Loop(Engine):
             except messages.MessageError as error:
                 log.warning("upload of site %r refused: %s", job.data.sites[c], error)
                 received[group], whole = (tree, weight), False
-        return _Reply(received, whole, size, info)
+        return _Reply(received, whole, size, done.info)
 
     def _combine(
         self,

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from fedsift import trees
-from fedsift.engines.base import Carried, Job, begin, site_data
+from fedsift.engines.base import Carried, Job, begin, site_data, state_template, work
 from fedsift.engines.vectorized import SITE_BY_SITE, Vectorized
 from fedsift.problems import Batch
 
@@ -44,13 +44,10 @@ def cannot_batch(job: Job, carried: Carried) -> str | None:
     rows = slice(job.data.offsets[0], job.data.offsets[1])
     tables = [table[rows] for table in job.tables]
     data = site_data(tables, job.shares[0], job.run_keys[0])
-    client = job.algorithm.client_init(job.problem, replica)
+    state, exchange = state_template(job, replica), job.algorithm.exchanges_at(1)[-1]
 
     def lane(shared: Any) -> Any:
-        exchange = job.algorithm.exchanges_at(1)[-1]
-        return job.algorithm.client_round(
-            job.problem, shared, client, data, job.run_keys[0], exchange
-        )[0]
+        return work(job, exchange, shared, state, data, job.run_keys[0]).sent
 
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="There is a performance drop")

@@ -19,7 +19,7 @@ from torch.func import vmap
 from fedsift import channels, messages, trees
 from fedsift.aggregation import mean_by_region
 from fedsift.algorithms.base import Total
-from fedsift.engines.base import Job, exchange_key, population_of, region_message, send, site_data
+from fedsift.engines.base import Job, exchange_key, population_of, region_message, site_data, work
 from fedsift.problems import Problem
 
 log = logging.getLogger(__name__)
@@ -51,15 +51,11 @@ def working(job: Job, exchange: str, *, full: bool) -> Program:
     """
 
     def lane(shared: Any, state: Any, rows: tuple[Any, ...], key: Tensor, problem: Problem) -> Any:
-        client, residual = state
-        upload, client, info = job.algorithm.client_round(
-            problem, shared, client, site_data(*rows), key, exchange
-        )
-        sent, residual, size = send(job, exchange, upload, residual)
-        finite = trees.all_finite({group: tree for group, (tree, _) in sent.items()})
-        return sent, (client, residual), info, size, finite
+        done = work(job, exchange, shared, state, site_data(*rows), key, problem)
+        finite = trees.all_finite({group: tree for group, (tree, _) in done.sent.items()})
+        return done.sent, done.state, done.info, done.bytes, finite
 
-    def work(
+    def all_lanes(
         shared: Any,
         state: Any,
         data: tuple[Any, ...],
@@ -87,7 +83,7 @@ def working(job: Job, exchange: str, *, full: bool) -> Program:
         both = vmap(vmap(sharing, in_dims=(0, 0, None, 0)), in_dims=(None if full else 0, 0, 0, 0))
         return trees.map_tensors(lambda t: t.flatten(0, 1), both(shared, state, data, lanes))
 
-    return work
+    return all_lanes
 
 
 def serving(job: Job, exchange: str) -> Program:
@@ -144,7 +140,8 @@ class Programs:
     """Runs programs, fused or not.
 
     Attributes:
-        fused: whether `torch.compile` is used; without a compiler the work goes on unfused.
+        fused: whether `torch.compile` is used; without a compiler the work goes on unfused, and
+            never with privacy: a program that is kept would keep its secret.
     """
 
     fused: bool = False
@@ -154,7 +151,7 @@ class Programs:
     ) -> Any:
         """Call the program that ``make`` returns for a job's exchange."""
         program = make(job, exchange, **options)
-        if not self.fused or job.algorithm.measures(exchange):
+        if not self.fused or job.algorithm.measures(exchange) or job.privacy is not None:
             return program(*args)
         rules = (id(job.problem), job.algorithm, job.channel, job.aggregator)
         name = (make.__name__, exchange, *options.values(), *rules)

@@ -15,10 +15,10 @@ from fedsift.engines.base import (
     Job,
     exchange_key,
     first_download,
-    send,
     site_data,
     start_servers,
     state_template,
+    work,
 )
 from fedsift.engines.envelopes import schema_of
 from fedsift.engines.flower.memory import Exchanges
@@ -160,13 +160,10 @@ class SiteWork:
         batches = exchange_key(job.data_key, exchange, number, job.site_keys[0])
         data = site_data(job.tables, job.shares[0], batches)
         for place, seed in enumerate(seeds):
-            client, residual = trees.unstack(state, place)
             key = exchange_key(job.run_keys[seed], exchange, number, job.site_keys[0])
-            upload, client, info = job.algorithm.client_round(
-                job.problem, trees.unstack(replica, place), client, data, key, exchange
-            )
-            sent, residual, _ = send(job, exchange, upload, residual)
-            results.append((sent, (client, residual), info))
+            own = (trees.unstack(replica, place), trees.unstack(state, place))
+            done = work(job, exchange, *own, data, key)
+            results.append((done.sent, done.state, done.info))
         stacked: tuple[Any, Any, Any] = trees.stack(results)
         return stacked
 

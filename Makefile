@@ -7,7 +7,7 @@
 # of the environment with the libraries that benchmarks compare with), BENCH_ARGS (passed on),
 # TORCH_INDEX (an extra package index for torch: on Linux PyTorch's default build
 # brings CUDA, several GB; TORCH_INDEX=https://download.pytorch.org/whl/cpu gives the
-# CPU build), PYTEST_ARGS and DEMO_ARGS (passed on).
+# CPU build), PYTEST_ARGS and DEMO_ARGS (passed on), EXPERIMENTS (which ones to reproduce).
 
 PYTHON      ?= python3
 VENV        ?= .venv
@@ -16,6 +16,7 @@ TORCH_INDEX ?=
 PYTEST_ARGS ?=
 DEMO_ARGS   ?=
 BENCH_ARGS  ?=
+EXPERIMENTS ?= synthetic golub mnist vi unlearning
 
 BIN     := $(VENV)/bin
 STAMP   := $(VENV)/.installed
@@ -29,7 +30,7 @@ SPEED        := $(addprefix benchmarks/,local_step.py rounds.py seeds.py flower.
 PEERS_STAMP  := $(PEERS)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format check acceptance bench bench-peers bench-docs hooks clean distclean
+.PHONY: help setup demo test lint format check acceptance reproduce bench bench-peers bench-docs hooks clean distclean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -64,6 +65,13 @@ check: lint test ## Lint, then test: what CI runs
 
 acceptance: $(STAMP) ## Run and print every acceptance figure, write them to docs/figures.md
 	FEDSIFT_FIGURES=docs $(BIN)/python -m pytest -q -s -m "acceptance or acceptance_long" $(PYTEST_ARGS)
+
+reproduce: $(STAMP) ## Run the experiments of docs/reproduce in full (hours; they go on where stopped)
+	@mkdir -p docs/reproduce/results
+	@set -e; for name in $(EXPERIMENTS); do \
+	    $(BIN)/fedsift reproduce $$name --jobs 2 --out build/reproduce/$$name; \
+	    cp build/reproduce/$$name/page.md docs/reproduce/results/$$name.md; \
+	    cp build/reproduce/$$name/*.png docs/reproduce/results/; done
 
 bench: $(STAMP) ## Run the benchmarks that need no peer; each prints JSON
 	@test -n "$(BENCHES)" || { echo "no benchmarks/*.py to run" >&2; exit 2; }

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -51,6 +52,17 @@ def test_the_lock_of_a_dead_process_is_taken_over(tmp_path) -> None:
     write_lock(tmp_path, dead_process(), platform.node())
     with claim(tmp_path):
         assert json.loads((tmp_path / LOCK).read_text())["pid"] == os.getpid()
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="no /proc to read states from")
+def test_the_lock_of_a_process_that_nobody_buried_is_taken_over(tmp_path) -> None:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    while Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+        time.sleep(0.01)
+    write_lock(tmp_path, process.pid, platform.node())
+    with locked(tmp_path):
+        assert json.loads((tmp_path / LOCK).read_text())["pid"] == os.getpid()
+    process.wait()
 
 
 @pytest.mark.parametrize("content", ['{"pid": 1, "host": "elsewhere"}', "", "[]", '{"pid": "x"}'])

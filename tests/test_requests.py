@@ -1,6 +1,7 @@
 """What is asked for is checked before anything is done, and is not silently ignored."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -122,6 +123,24 @@ def test_guessing_is_scored_on_the_held_out_rows() -> None:
         x, ["a"] * 4 + ["b"] + ["a", "b", "b"], weight=[1, 1, 1, 1, 1, 4, 1, 1]
     )
     assert guessing(heavy.take(range(5)), heavy.take(range(5, 8))) == pytest.approx(4 / 6)
+
+
+def test_what_is_known_from_few_rows_is_left_out(tmp_path: Path) -> None:
+    """A site of 3 rows, and every site's own score from one or two test rows."""
+    data = rows("binary", sizes=(20, 3, 25), d=6)
+    options: dict[str, Any] = {
+        "features": 2, "seeds": 2, "rounds": 3, "splits": 2, "tuning_rounds": 2,
+    }  # fmt: skip
+    run = fedsift.fit(data, **options, min_cell=5, out=tmp_path / "run")
+    assert run.facts["data"]["sites"] == {"hospital a": 20, "hospital b": None, "hospital c": 25}
+    assert run.facts["data"]["notes"] == []
+    by_site = run.results["beside"]["local"]["test_accuracy_by_site"]
+    assert "hospital b" not in by_site
+    stored = fedsift.load_run(tmp_path / "run").results
+    assert stored["beside"]["local"]["test_accuracy_by_site"].keys() == by_site.keys()
+    everything = fedsift.fit(data, **options)
+    assert everything.results["test_accuracy"] == run.results["test_accuracy"]
+    assert torch.equal(everything.params["weight"], run.params["weight"])
 
 
 def test_local_gives_scores_by_site_and_no_common_model() -> None:

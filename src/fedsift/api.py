@@ -48,6 +48,7 @@ class Options(TypedDict, total=False):
     gate: Literal["feature", "scalar"]
     engine: Literal["vectorized", "loop"]
     evaluate_every: int
+    min_cell: int
     knobs: dict[str, bool | int | float | str]
 
 

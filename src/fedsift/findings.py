@@ -37,14 +37,16 @@ class Feature:
     description: str = ""
 
 
-def method_figures(fits: Sequence[Fit], cases: Sequence[Case], seeds: int) -> dict[str, Any]:
+def method_figures(
+    fits: Sequence[Fit], cases: Sequence[Case], seeds: int, min_cell: int
+) -> dict[str, Any]:
     """Return the figures of a method's fits on cases; bytes are those of all cases."""
     scored = [
         (f, c)
         for f, c in zip(fits, cases, strict=True)
         if c.test is not None or c.truth is not None
     ]
-    results = scores([f for f, _ in scored], [c for _, c in scored])
+    results = scores([f for f, _ in scored], [c for _, c in scored], min_cell)
     for name in ("bytes_up", "bytes_down", "bytes_dense", "bytes_formula"):
         results[name] = sum(getattr(f, name) for f in fits)
     results["bytes_per_seed"] = (results["bytes_up"] + results["bytes_down"]) // seeds
@@ -64,8 +66,11 @@ def only_scores(figures: dict[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in figures.items() if k.startswith(("test_", "single_seed_"))}
 
 
-def scores(fits: Sequence[Fit], cases: Sequence[Case]) -> dict[str, Any]:
-    """Return the scores of a method over its cases, as the command line prints them."""
+def scores(fits: Sequence[Fit], cases: Sequence[Case], min_cell: int) -> dict[str, Any]:
+    """Return the scores of a method over its cases, as the command line prints them.
+
+    A site's own score in a split with fewer than ``min_cell`` test rows of it does not count.
+    """
     figures: dict[str, Any] = {}
     tested = [
         (f, c.train, c.test, c.truth)
@@ -85,9 +90,17 @@ def scores(fits: Sequence[Fit], cases: Sequence[Case]) -> dict[str, Any]:
             figures["guessing_accuracy"] = sum(guesses) / len(guesses)
         if len(tested[0][0].support) > 1:
             by_site: dict[str, list[float]] = {}
-            for f, rows, _, _ in tested:  # a site of few rows may be all test rows in a split
-                for site, score in zip(rows.sites, f.scores[measure][f.n_lanes :], strict=True):
-                    by_site.setdefault(site, []).append(float(score))
+            for (
+                f,
+                rows,
+                test_rows,
+                _,
+            ) in tested:  # a site of few rows may be all test rows in a split
+                own = f.scores[measure][f.n_lanes :]
+                counts = dict(zip(test_rows.sites, test_rows.sizes, strict=True))
+                for site, score in zip(rows.sites, own, strict=True):
+                    if counts.get(site, 0) >= min_cell:
+                        by_site.setdefault(site, []).append(float(score))
             figures[f"test_{measure}_by_site"] = {
                 site: t_interval(values, overlap).to_json() for site, values in by_site.items()
             }

@@ -98,7 +98,16 @@ def _is_alive(pid: int) -> bool:
         return False
     except PermissionError:
         pass
-    return True
+    return not _has_ended(pid)
+
+
+def _has_ended(pid: int) -> bool:
+    """Tell whether a process only waits for its parent to ask how it ended (Linux)."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return False
+    return state in {"Z", "X"}
 
 
 def _remove_stale(lock: Path, own: Owner) -> None:

@@ -42,7 +42,9 @@ class Settings(BaseModel):
     ``features`` (how many to keep) or ``density`` (their share) must be given. None elsewhere means
     the algorithm's own default. ``ridge`` is the weight of the refit's penalty in units of one
     sample; ``early_stop`` ends the refit after that many evaluations without a lower loss on a
-    fifth of the training rows, which then only validate. ``knobs`` are hyperparameters of the
+    fifth of the training rows, which then only validate. ``min_cell`` leaves out of results and
+    files what is known from fewer rows than that: a site's own score, counts of a site or a class,
+    notes on the data. ``knobs`` are hyperparameters of the
     method's algorithm by name, such as ``entropy``.
     """
 
@@ -71,6 +73,7 @@ class Settings(BaseModel):
     gate: Literal["feature", "scalar"] = "feature"
     engine: Literal["vectorized", "loop"] = "vectorized"
     evaluate_every: int = Field(10, ge=1)
+    min_cell: int = Field(0, ge=0)
     knobs: dict[str, bool | int | float | str] = Field(default_factory=dict)
 
     @model_validator(mode="after")

@@ -123,7 +123,7 @@ def method_results(
     """Fit a method on cases; return its figures and the fits."""
     fits = study.fits(method, cases)
     settings = effective(study.settings.model_copy(update={"method": method}))
-    return method_figures(fits, cases, settings.seeds), fits
+    return method_figures(fits, cases, settings.seeds, settings.min_cell), fits
 
 
 def run_fit(
@@ -282,12 +282,12 @@ def first_facts(
             "fingerprint": data.fingerprint(),
             "samples": data.n_samples,
             "features": data.n_features,
-            "sites": dict(zip(data.sites, data.sizes, strict=True)),
+            "sites": _counts(data.sites, data.sizes, settings.min_cell),
             "outcome": data.outcome,
             "classes": list(data.classes),
-            "class_counts": _class_counts(data),
+            "class_counts": _counts(data.classes, _class_sizes(data), settings.min_cell),
             "target": data.target,
-            "notes": list(data.notes),
+            "notes": [] if settings.min_cell else list(data.notes),
         },
         "versions": VERSIONS | {"python": platform.python_version()},
         "plan": {
@@ -297,9 +297,16 @@ def first_facts(
     }
 
 
-def _class_counts(data: FederatedData) -> dict[str, int]:
-    counts = torch.bincount(data.y, minlength=len(data.classes)).tolist() if data.classes else []
-    return dict(zip(data.classes, counts, strict=True))
+def _class_sizes(data: FederatedData) -> list[int]:
+    if not data.classes:
+        return []
+    sizes: list[int] = torch.bincount(data.y, minlength=len(data.classes)).tolist()
+    return sizes
+
+
+def _counts(names: Sequence[str], counts: Sequence[int], min_cell: int) -> dict[str, int | None]:
+    """Return counts by name, None for those below ``min_cell``."""
+    return {k: n if n >= min_cell else None for k, n in zip(names, counts, strict=True)}
 
 
 @contextmanager

@@ -288,6 +288,15 @@ class Request:
             metavar="N",
         ),
     ] = None
+    min_cell: Annotated[
+        int | None,
+        _option(
+            "--min-cell",
+            group=TRAINING,
+            text="Leave out counts and sites' own scores from fewer than N rows; off.",
+            metavar="N",
+        ),
+    ] = None
     gate: Annotated[
         str | None,
         _option(

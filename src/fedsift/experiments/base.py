@@ -295,7 +295,9 @@ def _write(folder: Path, outcome: Outcome) -> None:
     for name, chart in zip(names, outcome.charts.values(), strict=True):
         save_chart(chart, folder / name)
     write_atomic(folder / "results.csv", table_csv(outcome.results["rows"]).encode())
-    write_atomic(folder / "page.md", outcome.page.encode())
+    shown = zip(names, outcome.charts.values(), strict=True)
+    pictures = "".join(f"\n![{chart.title}]({name})\n" for name, chart in shown)
+    write_atomic(folder / "page.md", (outcome.page + pictures).encode())
     _write_json(folder / "results.json", outcome.results | {"charts": names})
 
 

@@ -203,7 +203,7 @@ class Equilibria(Experiment):
                 _account_page(account),
             ]
         )
-        charts = {"residuals": _chart(found)}
+        charts = {"vi-residuals": _chart(found)}
         results = {"rows": saddles, "learning": learning, "account": account, "eflops": eflops}
         return Outcome(results, page, charts)
 

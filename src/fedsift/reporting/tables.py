@@ -269,10 +269,10 @@ def _measure(results: Mapping[str, Any]) -> str | None:
 
 def _majority(data: Mapping[str, Any], results: Mapping[str, Any]) -> tuple[str, float] | None:
     """Return the most frequent class, and how often saying it is right on held-out samples."""
-    counts: dict[str, int] = data.get("class_counts", {})
+    counts: dict[str, int | None] = data.get("class_counts", {})
     if not counts or "guessing_accuracy" not in results:
         return None
-    return max(counts, key=lambda k: counts[k]), results["guessing_accuracy"]
+    return max(counts, key=lambda k: counts[k] or 0), results["guessing_accuracy"]
 
 
 def _short(text: str, most: int = 80) -> str:

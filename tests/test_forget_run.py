@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -33,10 +29,8 @@ SITES = "abcd"
 FAST: dict[str, Any] = {"rounds": 12, "target": 0.71, "local_steps": 1}  # met in nine rounds
 
 
-@pytest.fixture(scope="module")
-def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small run of four site files, 12 features, 4 of them chosen."""
-    folder = tmp_path_factory.mktemp("forget")
+def write_run(folder: Path) -> Path:
+    """Write four site files of 12 features, and a small run of them that chose 4 features."""
     random = np.random.default_rng(0)
     truth = random.normal(size=12) * (np.arange(12) < 4) * 2
     for site in SITES:
@@ -55,7 +49,13 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     described = source.model_dump(mode="json")
     cases = source.cases(settings)
     run_fit(cases, settings, source=described, path=folder / "run", beside=())
-    return folder
+    return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the site files and of the run."""
+    return write_run(tmp_path_factory.mktemp("forget")).parent
 
 
 @pytest.fixture
@@ -417,46 +417,6 @@ def test_a_crash_between_the_files_changes_nothing(
     assert model(run) == expected
     assert len(read_audit(run / FOLDER / "audit.jsonl")) == 1
     assert verify_run(run).holds
-
-
-@pytest.mark.slow
-def test_kill_9_in_the_middle_of_a_round(undisturbed: tuple[Path, bytes], tmp_path: Path) -> None:
-    """The third exchange is never finished; the same command again ends with the same model."""
-    start, _ = undisturbed
-    run = tmp_path / "run"
-    shutil.copytree(start, run)
-    program = (
-        "import os, signal, sys\n"
-        "from pathlib import Path\n"
-        "from fedsift.algorithms import FUMEGS\n"
-        "from fedsift.unlearning.process import Orders, forget_in_run\n"
-        "from fedsift.unlearning.scope import Scope\n"
-        "from fedsift import training\n"
-        "real, seen = training._Loop._round, [0]\n"
-        "def dying(self, engine):\n"
-        "    seen[0] += 1\n"
-        "    if seen[0] == 3: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "    real(self, engine)\n"
-        "training._Loop._round = dying\n"
-        f"options = {FAST | {'target': 0.0}!r}\n"
-        "forget_in_run(Path(sys.argv[1]), Scope(sites=('c',)), Orders(options=options))\n"
-    )
-    ended = subprocess.run(
-        [sys.executable, "-c", program, str(run)],
-        check=False,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
-    assert ended.returncode == -signal.SIGKILL
-    calm = tmp_path / "calm"
-    shutil.copytree(start, calm)
-    impossible = replace(orders(), options=FAST | {"target": 0.0})
-    found = []
-    for folder in (run, calm):
-        report = forget_in_run(folder, Scope(sites=("c",)), impossible)
-        records = read_audit(folder / FOLDER / "audit.jsonl")
-        assert len(records) == 1
-        found.append((report.status, model(folder), report.measures, report.rounds))
-    assert found[0] == found[1]
 
 
 def test_verify_sees_a_changed_model_and_a_changed_record(folder: Path) -> None:

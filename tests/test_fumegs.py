@@ -12,6 +12,7 @@ from torch import Tensor
 from fedsift import supervised, train, trees
 from fedsift.algorithms import FUMEGS
 from fedsift.algorithms.budget import STATIONARY, STOP_REASONS, TARGET_MET
+from fedsift.combiners import Gram
 from fedsift.data import FederatedData, iid
 from fedsift.engines.base import Job, population_of
 from fedsift.forgetting import forgetting
@@ -62,6 +63,19 @@ def forget(data: FederatedData, problem: Problem, params: Tree, **more: Any) -> 
     algorithm = FUMEGS(**options)
     start = trees.stack([algorithm.start(params)])
     return train(problem, data, algorithm, start=start, evaluate_every=100, compile=False, **more)
+
+
+@pytest.mark.parametrize("ratio", ["conflict", 0.0, 0.3, 1.0, 40.0])
+def test_the_direction_is_inside_the_cone_until_the_target_is_met(ratio: Any) -> None:
+    """d·g_u ≥ 0 and d·g_r ≥ 0 for 5,000 pairs, whatever is missing of the target or spent of δ."""
+    generator = torch.Generator().manual_seed(3)
+    u, r = torch.randn(2, 5000, 6, generator=generator, dtype=torch.float64)
+    g = Gram(u.norm(dim=1), r.norm(dim=1), (u * r).sum(1))
+    missing, rise = torch.rand(2, 5000, generator=generator, dtype=torch.float64)
+    pair = FUMEGS(ratio=ratio).pair(g, missing.clamp(min=1e-6), 0.1 * (rise - 0.3))
+    d = pair.forget.unsqueeze(1) * u + pair.retain.unsqueeze(1) * r
+    assert ((d * u).sum(1) >= -1e-12 * g.forget).all()
+    assert ((d * r).sum(1) >= -1e-12 * g.retain).all()
 
 
 @pytest.mark.parametrize("network", [False, True])

@@ -100,9 +100,16 @@ def is_own(file: Path) -> bool:
 def clear(path: Path) -> None:
     """Remove what fedsift writes into a run folder, and nothing else."""
     for name in OWN_FILES:
-        for file in (path / name, *path.glob(f"{name}.*.tmp")):
-            file.unlink(missing_ok=True)
+        (path / name).unlink(missing_ok=True)
+    clear_unfinished(path)
     clear_states(path)
+
+
+def clear_unfinished(path: Path) -> None:
+    """Remove what killed processes had begun to write into a run folder."""
+    for name in OWN_FILES:
+        for file in path.glob(f"{name}.*.tmp"):
+            file.unlink(missing_ok=True)
 
 
 def clear_states(path: Path, *names: str) -> None:

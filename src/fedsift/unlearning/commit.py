@@ -13,7 +13,7 @@ from typing import Any
 
 from fedsift._version import __version__
 from fedsift.data import FederatedData, of_role
-from fedsift.run_folder import VERSION, checksum, clear_states, write_facts
+from fedsift.run_folder import VERSION, checksum, clear_states, clear_unfinished, write_facts
 from fedsift.runs import Run
 from fedsift.sealed import seal, write_atomic
 from fedsift.unlearning.audit import append_record
@@ -186,6 +186,7 @@ def apply(
             write_atomic(path / name, content)
         write_facts(path, facts)
         clear_states(path)
+        clear_unfinished(path)
     record = {
         "batch": batch,
         "at": staged["at"],

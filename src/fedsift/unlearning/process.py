@@ -242,6 +242,7 @@ def finish_open(
     """Go on with a batch that a crash left open; return its requests and the report."""
     found = ledger.open_batch()
     if found is None:
+        tidy(path, ledger)
         return None
     batch, plan, staged = found
     if staged is None:
@@ -264,9 +265,7 @@ def settled(
         [(r.id, r.scope_hash) for r in members], orders.key_file,
     )  # fmt: skip
     ledger.finish_batch(batch, staged["status"], staged["stop_reason"], staged["measures"])
-    ledger.vacuum()
-    for rest in (path / FOLDER).glob(f"*-{batch}*"):
-        shutil.rmtree(rest) if rest.is_dir() else rest.unlink()
+    tidy(path, ledger)
     return UnlearningReport(
         request_id=name or (members[0].id if members else batch),
         status=staged["status"],
@@ -287,6 +286,17 @@ def settled(
         notes=tuple(staged["notes"]),
         params=load_run(path).params,
     )
+
+
+def tidy(path: Path, ledger: Ledger) -> None:
+    """Remove the files of batches that are done, and what is left of names in the ledger's file."""
+    folder = path / FOLDER
+    names = ("work-*", "reference-*", "staged-*", "*.tmp")
+    left = {file for name in names for file in folder.glob(name)}
+    if left:
+        ledger.vacuum()
+    for file in left:
+        shutil.rmtree(file) if file.is_dir() else file.unlink()
 
 
 def no_op(request: Request, reason: str, notes: Sequence[str] = ()) -> UnlearningReport:

@@ -70,7 +70,7 @@ def test_it_is_the_fit_of_the_library(cancer):
     assert run.predict(x.to_numpy(), list(x.columns)) == model.predict(x).tolist()
 
 
-@pytest.mark.parametrize("how", ["feature", "array", "none"])
+@pytest.mark.parametrize("how", ["feature", "array", "row", "none"])
 def test_a_regressor_in_the_units_of_the_target(how):
     x, y = load_diabetes(return_X_y=True, scaled=False)
     model = FederatedSparseRegressor(4, standardise=how, **QUICK).fit(x, y)

@@ -15,6 +15,8 @@ from fedsift.data import FederatedData
 from fedsift.data.standardise import How
 from fedsift.locks import claim
 from fedsift.methods import Messages, find_method
+from fedsift.privacy import Privacy
+from fedsift.private_fits import refuse
 from fedsift.reporting import write_report
 from fedsift.run_folder import read_facts
 from fedsift.runs import Run
@@ -65,6 +67,7 @@ def fit(
     overwrite: bool = False,
     resume: bool = False,
     beside: Sequence[str] = BESIDE,
+    privacy: Privacy | None = None,
     progress: Progress | None = None,
     **options: Unpack[Options],
 ) -> Run:
@@ -93,6 +96,8 @@ def fit(
         resume: go on with the run in ``out``, which must be of the same data and settings; if it is
             finished, it is returned.
         beside: methods to score on the same splits for comparison.
+        privacy: what is promised of the sites or rows; needs ``splits=0``, a ``learning_rate`` and
+            more, which a refusal names (docs/privacy.md).
         progress: called as ``progress(what, round, record)`` after every round.
         options: see `Options`.
 
@@ -109,6 +114,7 @@ def fit(
         seeds=seeds,
         splits=splits,
         rounds=rounds,
+        privacy=privacy,
         **options,
     )
     with _folder(out, data, settings, [method], overwrite=overwrite, resume=resume) as path:
@@ -155,6 +161,7 @@ def compare(
         rounds=rounds,
         **options,
     )
+    refuse(settings.privacy, "compared")
     with _folder(out, data, settings, methods, overwrite=overwrite, resume=resume) as path:
         cases = split_cases(data, settings)
         facts = run_compare(cases, settings, methods, path=path, progress=progress)

@@ -37,7 +37,7 @@ class FederatedSparse(SelectorMixin, BaseEstimator):
         rounds: rounds of the search; the method's own number by default.
         participation: share, or number, of the sites that take part in a round.
         messages: ``auto``, ``dense``, ``feedback`` or ``paper``.
-        standardise: ``feature``, ``array`` (rows, then centred features) or ``none``.
+        standardise: ``feature``, ``array`` (rows, then centred features), ``row`` or ``none``.
         ridge: weight of the refit's penalty, in units of one sample.
         tuning_rounds: rounds of the refit.
         random_state: an int fixes all numbers; None draws one.
@@ -134,7 +134,7 @@ class FederatedSparse(SelectorMixin, BaseEstimator):
         """Return the model's output for rows, [n, 1] or [n, K]."""
         check_is_fitted(self)
         values = validate_data(self, x, reset=False, dtype=np.float64)
-        if self.standardise == "array":
+        if self.standardiser_.whole_rows:
             values = self.standardiser_.transform(torch.tensor(values)).double().numpy()
         output: NDArray[np.float64] = values @ self._weight.T + self._bias
         return output

@@ -99,14 +99,14 @@ def _refuse_existing(path: Path, *, overwrite: bool) -> None:
 
 
 def _about(run: Run, kind: str) -> str:
-    data, how = run.facts["data"], run.standardiser.how
+    data = run.facts["data"]
     if kind == "state_dict":
         return "weight and bias of torch.nn.Linear, on standardised features named in its metadata"
     if kind == "onnx":
         return f"takes {len(run.needed)} features in original units, in its metadata's order"
     units = (
         "units of standardised arrays (each row with mean 0 and deviation 1)"
-        if how == "array"
+        if run.standardiser.whole_rows
         else "original units"
     )
     scale = (
@@ -171,6 +171,7 @@ class LinearModule(nn.Module):
     ) -> None:
         super().__init__()
         self.how, self.outcome = standardiser.how, outcome
+        self.whole_rows = standardiser.whole_rows
         self.target = (standardiser.target_scale, standardiser.target_mean)
         known = standardiser.scale > 0
         inverse = torch.where(known, 1.0 / torch.where(known, standardiser.scale, 1.0), 0.0)
@@ -182,7 +183,7 @@ class LinearModule(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return [n, K] from [n, d]."""
         rows = x.double()
-        if self.how == "array":
+        if self.whole_rows:
             rows = rows - rows.mean(1, keepdim=True)
             rows = rows / (rows.square().sum(1, keepdim=True) / (rows.shape[1] - 1)).sqrt()
         if self.how != "none":

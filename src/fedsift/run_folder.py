@@ -124,8 +124,11 @@ def clear_states(path: Path, *names: str) -> None:
 
 
 def _unfinished(path: Path) -> bool:
-    file = path / "run.json"
-    return file.exists() and read_facts(path)["status"] != "done"
+    """Tell whether a run can go on; a private one cannot."""
+    if not (path / "run.json").exists():
+        return False
+    facts = read_facts(path)
+    return facts["status"] != "done" and "privacy" not in facts
 
 
 def write_facts(path: Path, facts: dict[str, Any]) -> None:
@@ -182,9 +185,8 @@ def read_finished(path: Path) -> dict[str, Any]:
     """
     facts = read_facts(path)
     if facts["status"] != "done":
-        msg = (
-            f"{path} is not finished (status {facts['status']}); go on with: fedsift resume {path}"
-        )
+        on = "start it afresh" if "privacy" in facts else f"go on with: fedsift resume {path}"
+        msg = f"{path} is not finished (status {facts['status']}); {on}"
         raise RunError(msg)
     return facts
 

@@ -85,9 +85,9 @@ class Run:
     def needed(self) -> tuple[str, ...]:
         """The features that a row to predict must have, in the model's order.
 
-        An array is standardised over all its features, so all are needed there.
+        Where a row is standardised over all its features, all are needed.
         """
-        if self.standardiser.how == "array":
+        if self.standardiser.whole_rows:
             return self.standardiser.features
         used = (self.params["weight"] != 0).any(0).tolist()
         return tuple(
@@ -97,7 +97,7 @@ class Run:
     def compact(self) -> tuple[Standardiser, Tensor, Tensor]:
         """Return (standardiser, weight [K, n], bias [K]) of the n needed features alone."""
         full, weight = self.standardiser, self.params["weight"]
-        if full.how == "array":
+        if full.whole_rows:
             return full, weight, self.params["bias"]
         used = (weight != 0).any(0)
         part = replace(full, features=self.needed, mean=full.mean[used], scale=full.scale[used])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -19,16 +19,20 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from torch import Tensor
 
 from fedsift import models, trees
+from fedsift.accounting import planned
 from fedsift.aggregation import AGGREGATORS, Aggregator, Rule
 from fedsift.algorithms import Algorithm, Tuning
-from fedsift.channels import Channel
+from fedsift.channels import Channel, Lossless
 from fedsift.checkpoints import StageCheckpoint
 from fedsift.data import FederatedData, How, Standardiser, split
 from fedsift.data.errors import nearest
 from fedsift.engines import ENGINES, Plan
+from fedsift.engines.base import Job
 from fedsift.evaluation import evaluate
 from fedsift.methods import Messages, Method, find_method
 from fedsift.outcomes import make_outcome
+from fedsift.privacy import Privacy, check
+from fedsift.private_fits import check_settings, promise
 from fedsift.problems import Problem, supervised
 from fedsift.selection import ensemble_support
 from fedsift.sparsity import Schedule, kept_count
@@ -44,8 +48,9 @@ class Settings(BaseModel):
     sample; ``early_stop`` ends the refit after that many evaluations without a lower loss on a
     fifth of the training rows, which then only validate. ``min_cell`` leaves out of results and
     files what is known from fewer rows than that: a site's own score, counts of a site or a class,
-    notes on the data. ``knobs`` are hyperparameters of the
-    method's algorithm by name, such as ``entropy``.
+    notes on the data. ``knobs`` are hyperparameters of the method's algorithm by name, such as
+    ``entropy``. With ``privacy`` the search of all seeds and the refit of the ensemble share its
+    budget; seeds are not refitted, and ``ridge`` is in units of a site where sites are protected.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -75,6 +80,7 @@ class Settings(BaseModel):
     evaluate_every: int = Field(10, ge=1)
     min_cell: int = Field(0, ge=0)
     knobs: dict[str, bool | int | float | str] = Field(default_factory=dict)
+    privacy: Privacy | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Settings:
@@ -150,6 +156,7 @@ def check_request(settings: Settings, methods: Sequence[str], data: FederatedDat
             "sends none; leave it out"
         )
         raise ValueError(msg)
+    check_settings(dict(settings), methods, data)
     kept = settings.kept(data.n_features)
     density = kept / data.n_features
     algorithms = [search_algorithm(settings, find_method(name), density) for name in methods]
@@ -157,6 +164,8 @@ def check_request(settings: Settings, methods: Sequence[str], data: FederatedDat
     for name, algorithm in zip(methods, algorithms, strict=True):
         algorithm.refuse(problem)
         method = find_method(name)
+        if settings.privacy is not None:
+            check(settings.privacy, problem, data, algorithm, settings.weights)
         check_pair(algorithm, _channel(settings, method, kept), _aggregator(settings, method))
     if settings.schedule == "cubic" and not any(hasattr(a, "schedule") for a in algorithms):
         msg = (
@@ -199,6 +208,7 @@ class Fit:
         bytes_formula: of the search's uploads by the paper's count (`Method.formula`).
         plan: how the search was worked on (`engines.Plan`), by name.
         history: records of the search and the refit.
+        privacy: what is promised (`private_fits.promise`), {} without privacy.
     """
 
     masks: Tensor
@@ -213,6 +223,7 @@ class Fit:
     bytes_formula: int
     plan: dict[str, Any]
     history: list[dict[str, Any]]
+    privacy: dict[str, Any] = field(default_factory=dict)
 
     @property
     def n_lanes(self) -> int:
@@ -279,8 +290,10 @@ def fit_case(
     rows = rows.pooled() if method.rows == "pooled" else rows
     problem = linear_problem(rows, settings.gate)
     kept = settings.kept(problem.gates.size)
-    if standardiser.learned:
+    if standardiser.learned or settings.privacy is not None:
         joins = None
+    private = planned_privacy(rows, settings)
+    settings = settings.model_copy(update={"privacy": private and private[0]})
     search = _search(
         problem, rows, settings, method, kept, _tell(progress, "search"), checkpoint, repeats, joins
     )
@@ -295,11 +308,15 @@ def fit_case(
         ]
     )
     means = trees.map_tensors(lambda t: t.reshape(groups, -1, *t.shape[1:]).mean(1), params)
-    start = trees.map_tensors(lambda a, b: torch.cat([a, b]), params, means)
-    supports = torch.cat([masks, support])
+    start, supports = means, support
+    if private is None:
+        start = trees.map_tensors(lambda a, b: torch.cat([a, b]), params, means)
+        supports = torch.cat([masks, support])
     final, tuned = _refit(
-        rows, settings, start, supports, method, _tell(progress, "refit"), checkpoint
+        rows, settings, start, supports, method, _tell(progress, "refit"), checkpoint, search.spent
     )
+    if private is not None:
+        final = trees.map_tensors(lambda a, b: torch.cat([a, b]), params, final)
     scores = {} if case.test is None else evaluate(problem, final, standardiser.apply(case.test))
     up, down = _bytes_sent(method, rows, search, tuned)
     return Fit(
@@ -316,7 +333,38 @@ def fit_case(
         plan=(search.plan or Plan())._asdict(),
         history=[{"stage": "search", **r} for r in search.history]
         + [{"stage": "refit", **r} for r in tuned.history],
+        privacy={} if private is None else promise(private[0], int(tuned.spent.max())),
     )
+
+
+def planned_privacy(rows: FederatedData, settings: Settings) -> tuple[Privacy, int] | None:
+    """Return privacy with its noise, and the releases of a site's rows in search and refit.
+
+    None without privacy.
+    """
+    if settings.privacy is None:
+        return None
+    method, problem = find_method(settings.method), linear_problem(rows, settings.gate)
+    kept = settings.kept(problem.gates.size)
+    search = search_algorithm(settings, method, kept / problem.gates.size)
+    total = torch.zeros(rows.n_sites, dtype=torch.int64)
+    for algorithm, seeds, participation in (
+        (search, settings.seeds, sites_a_round(settings)),
+        (_tuning(settings), 1, 1.0),
+    ):
+        job = Job(
+            problem,
+            rows,
+            algorithm,
+            Lossless(),
+            AGGREGATORS["mean"],
+            tuple(range(settings.seed, settings.seed + seeds)),
+            weights=settings.weights,
+            privacy=settings.privacy.planned(1),
+        )
+        total += planned(job, algorithm.rounds, participation)
+    releases = int(total.max())
+    return settings.privacy.planned(releases), releases
 
 
 def _bytes_sent(
@@ -388,7 +436,14 @@ def _search(
         checkpoint=checkpoint and checkpoint.named("search"),
         repeats=repeats,
         joins=joins,
+        privacy=settings.privacy,
     )
+
+
+def _tuning(settings: Settings) -> Tuning:
+    """Return the algorithm of a refit; its step is measured unless that would tell of the rows."""
+    step = None if settings.privacy is None else settings.learning_rate
+    return Tuning(rounds=settings.tuning_rounds, local_steps=1, learning_rate=step)
 
 
 def _refit(
@@ -399,17 +454,20 @@ def _refit(
     method: Method,
     callback: Callback | None,
     checkpoint: StageCheckpoint | None,
+    spent: Tensor,
 ) -> tuple[Tree, Training]:
-    """Retrain on fixed supports [L + E, G]; every site takes part, for only kept numbers travel.
+    """Retrain on fixed supports [R, G]; every site takes part, for only kept numbers travel.
 
     Only the features that some lane chose are looked at. Return the parameters for all features,
-    leaves [L + E, ...], and the run.
+    leaves [R, ...], and the run.
     """
     by_gate = support.reshape(len(support), -1, rows.n_features)
     columns = (by_gate > 0).flatten(0, 1).any(0).nonzero().squeeze(1)
     chosen = rows.select_features(columns)
-    algorithm = Tuning(rounds=settings.tuning_rounds, local_steps=1)
+    algorithm, privacy = _tuning(settings), settings.privacy
     total, eligible = float(rows.weight.sum()), None
+    if privacy is not None and privacy.level == "site":
+        total = float(rows.n_sites)  # the number of rows is not to be told
     if method.rows == "alone":
         own = torch.eye(rows.n_sites, dtype=torch.bool)
         eligible = torch.cat([own.repeat_interleave(settings.seeds, 0), own])
@@ -435,6 +493,8 @@ def _refit(
         early_stop=stop,
         callback=callback,
         checkpoint=checkpoint and checkpoint.named("refit"),
+        privacy=privacy,
+        spent=None if privacy is None else spent,
     )
     weight = torch.zeros_like(start["weight"])
     weight[..., columns] = run.params["weight"]

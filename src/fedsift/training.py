@@ -138,6 +138,7 @@ def train(
     withdrawn: Callable[[int], Collection[str]] | None = None,
     privacy: Privacy | None = None,
     noise_seed: int | None = None,
+    spent: Tensor | None = None,
 ) -> Training:
     """Train an algorithm and return the finished run.
 
@@ -177,6 +178,8 @@ def train(
         privacy: clips and noises what is told of the rows; nothing is evaluated then, and the
             records have ``epsilon`` and ``delta``.
         noise_seed: for tests alone: draws the noise, and whoever knows it can take it off.
+        spent: releases of each site's rows before, with the same noise, [C]; they are accounted
+            for together.
 
     Raises:
         ValueError: a channel or an aggregator that the algorithm cannot work with, bad numbers, or
@@ -211,7 +214,7 @@ def train(
         job = replace(job, privacy=_planned(job, privacy, rounds, participation))
     zeros = torch.zeros(len(seeds), dtype=torch.int64)
     run = Training(job, begin(job, start), 0, [], zeros, zeros, zeros, zeros)
-    run.spent = torch.zeros(data.n_sites, dtype=torch.int64)
+    run.spent = torch.zeros(data.n_sites, dtype=torch.int64) if spent is None else spent
     if early_stop is not None:
         never = torch.full((len(seeds),), torch.inf, dtype=torch.float64)
         run.best = Best(never, run.carried.server, torch.zeros((), dtype=torch.int64))

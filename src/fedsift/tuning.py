@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from fedsift.algorithms import EFLoPS, FedHT, LocalTraining
 from fedsift.data import FederatedData, Standardiser, split
 from fedsift.methods import Method, find_method
+from fedsift.private_fits import refuse
 from fedsift.studies import Case, Settings, check_request, fit_case
 
 VALIDATION = 0.2  # share of the rows that validate
@@ -86,6 +87,7 @@ def tune(
 
     space = search_space(find_method(settings.method))
     space = {name: given for name, given in space.items() if name not in settings.knobs}
+    refuse(settings.privacy, "tuned")
     check_request(settings, [settings.method], data)
     train_rows, held_out = split(data, settings.seed, VALIDATION)
     case = Case("validation", train_rows, held_out)

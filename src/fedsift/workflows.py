@@ -18,6 +18,7 @@ from fedsift.checkpoints import AFRESH, DamagedError, StageCheckpoint
 from fedsift.data import FederatedData, RemoteData, Standardiser, split
 from fedsift.findings import candidates, feature_table, method_figures, only_scores, same_data
 from fedsift.methods import find_method
+from fedsift.private_fits import described, promise, refuse
 from fedsift.run_folder import (
     CHECKPOINTS,
     JOINS,
@@ -31,7 +32,7 @@ from fedsift.run_folder import (
 )
 from fedsift.runs import Run, load_run, write_run
 from fedsift.sealed import fingerprint
-from fedsift.studies import Case, Fit, Progress, Settings, effective, fit_case
+from fedsift.studies import Case, Fit, Progress, Settings, effective, fit_case, planned_privacy
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +73,7 @@ class Study:
         settings = self.settings.model_copy(update={"method": method})
         standardiser = Standardiser.fit(case.train, settings.standardise)
         tell = self._tell(method, case)
-        if self.path is None:
+        if self.path is None or settings.privacy is not None:
             return fit_case(case, settings, standardiser, progress=tell, repeats=len(self.cases))
         stem = self.path / CHECKPOINTS / f"{method}-{case.name.replace(' ', '-')}"
         done = stem.with_name(f"{stem.name}-done.safetensors")
@@ -151,7 +152,11 @@ def run_fit(
         )
         raise ValueError(msg)
     began = time.perf_counter()
-    facts = _start(path, cases, settings, source, "fit", {"beside": list(beside)})
+    more: dict[str, Any] = {"beside": list(beside)}
+    private = planned_privacy(cases[-1].train, settings)
+    if private is not None:  # said before anything is told, should the run be stopped
+        more["privacy"] = promise(*private)
+    facts = _start(path, cases, settings, source, "fit", more)
     if path is not None and facts["status"] == "done":
         return load_run(path)
     study = Study(cases, settings, path, progress, path and path / JOINS)
@@ -170,6 +175,9 @@ def run_fit(
     if tested_fits:
         losses = [float(f.scores["loss"][f.n_lanes :].mean()) for f in tested_fits]
         facts["held_out_loss"] = sum(losses) / len(losses)
+    if private is not None:
+        facts["privacy"] = fits[-1].privacy
+        results |= {name: facts["privacy"][name] for name in ("epsilon", "delta")}
     facts["candidates"] = candidates(fits[-1], cases[-1])
     facts["results"] = results | {"seconds": time.perf_counter() - began, "run": _text(path)}
     facts["status"] = "done"
@@ -239,6 +247,8 @@ def _start(
         return facts
     if (path / "run.json").exists():
         earlier = read_facts(path)
+        if earlier["status"] != "done" or settings.privacy is None:
+            refuse(settings.privacy, "resumed")
         _check_same(path, earlier, facts)
         if earlier["status"] == "done":
             return earlier
@@ -272,28 +282,35 @@ def first_facts(
     data: FederatedData, settings: Settings, source: dict[str, Any] | None, command: str
 ) -> dict[str, Any]:
     """Return what is known of a run before it starts."""
+    described_data = _data_facts(data, settings.min_cell)
+    if settings.privacy is not None:
+        described_data = described(described_data, settings.privacy)
     return {
         "version": VERSION,
         "command": command,
         "status": "running",
         "settings": settings.model_dump(),
         "source": source,
-        "data": {
-            "fingerprint": data.fingerprint(),
-            "samples": data.n_samples,
-            "features": data.n_features,
-            "sites": _counts(data.sites, data.sizes, settings.min_cell),
-            "outcome": data.outcome,
-            "classes": list(data.classes),
-            "class_counts": _counts(data.classes, _class_sizes(data), settings.min_cell),
-            "target": data.target,
-            "notes": [] if settings.min_cell else list(data.notes),
-        },
+        "data": described_data,
         "versions": VERSIONS | {"python": platform.python_version()},
         "plan": {
             "engine": "flower" if isinstance(data, RemoteData) else settings.engine,
             "threads": torch.get_num_threads(),
         },
+    }
+
+
+def _data_facts(data: FederatedData, min_cell: int) -> dict[str, Any]:
+    return {
+        "fingerprint": data.fingerprint(),
+        "samples": data.n_samples,
+        "features": data.n_features,
+        "sites": _counts(data.sites, data.sizes, min_cell),
+        "outcome": data.outcome,
+        "classes": list(data.classes),
+        "class_counts": _counts(data.classes, _class_sizes(data), min_cell),
+        "target": data.target,
+        "notes": [] if min_cell else list(data.notes),
     }
 
 

@@ -50,7 +50,7 @@ def test_weights_count_as_copies_of_rows():
     assert one.target_scale == pytest.approx(two.target_scale, rel=1e-12)
 
 
-@pytest.mark.parametrize("how", ["feature", "array", "none"])
+@pytest.mark.parametrize("how", ["feature", "array", "row", "none"])
 def test_sites_do_not_matter_and_test_rows_do_not_reach_the_fit(how):
     data = made()
     train, test = data.take(range(20)), data.take(range(20, 30))
@@ -90,6 +90,15 @@ def test_arrays_are_standardised_one_by_one_then_centred():
     )
 
 
+def test_rows_by_themselves_learn_nothing_from_others():
+    train = made(outcome="binary")
+    fitted = Standardiser.fit(train, "row")
+    assert fitted.to_dict() == Standardiser.fit(train.take(range(7)), "row").to_dict()
+    x = fitted.apply(train).x
+    torch.testing.assert_close(x.mean(1), torch.zeros(30), atol=1e-6, rtol=0)
+    torch.testing.assert_close(x.std(1), torch.ones(30))
+
+
 def test_leukemia_arrays_are_standardised_already():
     data = golub38()
     x = Standardiser.fit(data, "array").apply(data).x
@@ -125,7 +134,7 @@ def test_images_keep_their_shape():
         assert fitted.apply(images).x.shape == x.shape
 
 
-@pytest.mark.parametrize("how", ["feature", "array", "none"])
+@pytest.mark.parametrize("how", ["feature", "array", "row", "none"])
 def test_it_survives_json_bit_by_bit(how):
     train = made()
     fitted = Standardiser.fit(train, how)
@@ -174,7 +183,7 @@ def test_arrays_are_filled_before_they_are_standardised():
     assert torch.equal(one.apply(holes).x, two.apply(full).x)
 
 
-@pytest.mark.parametrize("how", ["feature", "array", "none"])
+@pytest.mark.parametrize("how", ["feature", "array", "row", "none"])
 def test_a_feature_without_a_training_value_stays_finite(how):
     data = made(6)
     missing = torch.zeros(6, 4, dtype=torch.bool)
@@ -186,7 +195,7 @@ def test_a_feature_without_a_training_value_stays_finite(how):
         assert not fitted.apply(holes).x[:, 1].any()
 
 
-@pytest.mark.parametrize("how", ["feature", "array", "none"])
+@pytest.mark.parametrize("how", ["feature", "array", "row", "none"])
 def test_test_rows_with_holes_do_not_reach_the_training_rows(write, how):
     """Files that differ in the test rows, by 100 x + 10^4, train on the same bits."""
     generator = np.random.default_rng(0)

@@ -256,12 +256,15 @@ def _study(request: Request, command: str, methods: list[str]) -> None:
     from fedsift.cli.targets import known_results, missed, parse
     from fedsift.locks import claim
     from fedsift.methods import find_method
+    from fedsift.private_fits import refuse
     from fedsift.studies import check_request
 
     source = request.source()
     for name in methods:
         find_method(name)
     settings = request.settings(source, methods[0])
+    if command == "compare":
+        refuse(settings.privacy, "compared")
     with notes(quiet=request.quiet):
         cases = source.cases(settings)
         data = cases[-1].train
@@ -269,6 +272,7 @@ def _study(request: Request, command: str, methods: list[str]) -> None:
         known = known_results(
             data.outcome,
             tested=any(c.test is not None for c in cases),
+            private=settings.privacy is not None,
             synthetic=cases[-1].truth is not None,
             methods=methods if command == "compare" else (),
         )
@@ -329,6 +333,8 @@ def _run(
         if not (path / "run.json").exists():
             raise
         msg = f"stopped; go on with: fedsift resume {path}"
+        if settings.privacy is not None:
+            msg = f"stopped; what was told is in {path}; start afresh with --overwrite"
         raise StoppedError(msg) from error
     write_report(path)
 

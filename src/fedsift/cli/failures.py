@@ -71,11 +71,13 @@ def as_options(text: str) -> str:
         r"\1, or say what it is: --id \2, --site-column \2",
         text,
     )
-    names = "impute|outcome|messages|separator|standardise"
+    names = "impute|outcome|messages|separator|standardise|weights"
     text = re.sub(
         rf"\b({names})=('[^']*'|\"[^\"]*\")", lambda m: f"--{m[1]} {shlex.quote(m[2][1:-1])}", text
     )
-    return re.sub(r"\b(features|density)=([\d.]+)", r"--\1 \2", text)
+    text = re.sub(r"\b(features|density|splits)=([\d.]+)", r"--\1 \2", text)
+    text = re.sub(r"\blocal_steps=(\d+)", r"--local-steps \1", text)
+    return re.sub(r"\blearning_rate\b", "--learning-rate", text)
 
 
 def flag(name: str) -> str:

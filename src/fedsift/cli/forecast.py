@@ -10,8 +10,9 @@ from typing import Any
 from fedsift.cli.output import plan
 from fedsift.data import Standardiser
 from fedsift.methods import METHODS
-from fedsift.reporting.tables import duration, size
-from fedsift.studies import Case, Settings, fit_case
+from fedsift.private_fits import promise
+from fedsift.reporting.tables import duration, promise_text, size
+from fedsift.studies import Case, Settings, fit_case, planned_privacy
 
 ROUNDS = 3
 
@@ -21,6 +22,7 @@ def forecast(
 ) -> dict[str, Any]:
     """Return the facts of a run that is not done; the expected figures are rough."""
     data = cases[-1].train
+    private = planned_privacy(data, settings)
     seconds, sent, rounds = 0.0, 0.0, {}
     for method, names in work.items():
         timed = _timed(cases[0], settings.model_copy(update={"method": method}))
@@ -47,6 +49,7 @@ def forecast(
         "bytes_expected": round(sent),
         "seconds_expected": seconds,
         "run": str(path),
+        **({} if private is None else {"privacy": promise(*private)}),
     }
 
 
@@ -90,6 +93,7 @@ def forecast_text(facts: Mapping[str, Any]) -> str:
             f"  each      {facts['seeds']} seeds, and a refit of {facts['tuning_rounds']} rounds",
             f"  messages  {facts['messages']}, about {size(facts['bytes_expected'])} in all",
             f"  time      about {duration(facts['seconds_expected'])} on this machine",
+            *([f"  privacy   {promise_text(facts['privacy'])}"] if "privacy" in facts else []),
             f"  run       {facts['run']}",
         )
     )

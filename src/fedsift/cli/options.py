@@ -13,13 +13,15 @@ import typer
 from fedsift.cli.failures import UsageError, flag
 
 if TYPE_CHECKING:
+    from fedsift.privacy import Privacy
     from fedsift.sources import Source
     from fedsift.studies import Settings
 
-FILES, DEMO, METHOD, TRAINING, OUTPUT = (
+FILES, DEMO, METHOD, PRIVACY, TRAINING, OUTPUT = (
     "Your data",
     "Demo data",
     "Method",
+    "Differential privacy",
     "Training details",
     "Output",
 )
@@ -213,7 +215,7 @@ class Request:
         _option(
             "--standardise",
             group=METHOD,
-            text="Units: feature, array (each row), none.",
+            text="Units: feature, array (each row, then centred), row (each alone), none.",
             metavar="KIND",
         ),
     ] = None
@@ -260,6 +262,43 @@ class Request:
         int | None,
         _option(
             "--batch-size", group=TRAINING, text="Rows of a step; all by default.", metavar="N"
+        ),
+    ] = None
+    privacy_noise: Annotated[
+        float | None,
+        _option(
+            "--privacy-noise", group=PRIVACY, text="Deviation of the noise, in clips.", metavar="X"
+        ),
+    ] = None
+    epsilon: Annotated[
+        float | None,
+        _option(
+            "--epsilon",
+            group=PRIVACY,
+            text="Of the whole fit; the noise follows from it.",
+            metavar="X",
+        ),
+    ] = None
+    privacy_clip: Annotated[
+        float | None,
+        _option(
+            "--privacy-clip",
+            group=PRIVACY,
+            text="Longest message of a site, or gradient of a row.",
+            metavar="X",
+        ),
+    ] = None
+    privacy_delta: Annotated[
+        float | None,
+        _option("--privacy-delta", group=PRIVACY, text="Of (ε, δ), such as 1e-5.", metavar="X"),
+    ] = None
+    privacy_level: Annotated[
+        str | None,
+        _option(
+            "--privacy-level",
+            group=PRIVACY,
+            text="What is protected: site (by default), sample.",
+            metavar="LEVEL",
         ),
     ] = None
     knobs: Annotated[
@@ -381,6 +420,9 @@ class Request:
 
         names = set(Settings.model_fields) & {field.name for field in fields(self)}
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        privacy = self._privacy()
+        if privacy is not None:
+            given["privacy"] = privacy
         if self.knobs:
             given["knobs"] = dict(_knob(text) for text in self.knobs)
         defaults = dict(source.defaults)
@@ -392,6 +434,20 @@ class Request:
                 "--features is missing: how many features may the answer have? (or --density)"
             )
         return Settings(**merged)
+
+    def _privacy(self) -> Privacy | None:
+        """Return what privacy was asked for."""
+        from fedsift.privacy import Privacy
+
+        names = ("noise", "clip", "delta", "level")
+        values = {name: getattr(self, f"privacy_{name}") for name in names}
+        given = {k: v for k, v in (values | {"epsilon": self.epsilon}).items() if v is not None}
+        if not given:
+            return None
+        for name in ("clip", "delta"):
+            if name not in given:
+                raise UsageError(f"--privacy-{name} is missing; privacy needs it (docs/privacy.md)")
+        return Privacy(**given)
 
 
 def _knob(text: str) -> tuple[str, bool | int | float | str]:

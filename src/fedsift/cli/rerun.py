@@ -44,12 +44,14 @@ def rerun(
     from fedsift.cli.forecast import work
     from fedsift.cli.output import bar, notes, plan, show_json
     from fedsift.locks import claim
+    from fedsift.private_fits import refuse
     from fedsift.run_folder import RunError
     from fedsift.runs import load_run
     from fedsift.sources import Source
     from fedsift.workflows import VERSIONS, run_fit
 
     earlier = load_run(run)
+    refuse(earlier.facts.get("privacy"), "run again")
     if earlier.facts["source"] is None or earlier.facts["plan"].get("engine") == "flower":
         where = "at its sites" if earlier.facts["source"] else "in Python, with its data"
         msg = f"{run} cannot be run again from its folder; it was started elsewhere: run it {where}"

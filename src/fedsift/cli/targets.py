@@ -43,12 +43,18 @@ def parse(texts: Sequence[str], known: Sequence[str]) -> list[Target]:
 
 
 def known_results(
-    outcome: str, *, tested: bool, synthetic: bool, methods: Sequence[str] = ()
+    outcome: str,
+    *,
+    tested: bool,
+    synthetic: bool,
+    private: bool = False,
+    methods: Sequence[str] = (),
 ) -> list[str]:
     """Return the results that can be required, ``method.result`` for a comparison."""
     measure = "r2" if outcome == "regression" else "accuracy"
     names = [f"test_{measure}", f"single_seed_{measure}"] if tested else []
     names += ["support_recovery", "ensemble_support_recovery"] if synthetic else []
+    names += ["epsilon", "delta"] if private else []
     names += ["bytes_up", "bytes_down", "bytes_dense", "bytes_per_seed", "seconds"]
     return [f"{method}.{name}" for method in methods for name in names] or names
 

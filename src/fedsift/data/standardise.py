@@ -20,9 +20,11 @@ if TYPE_CHECKING:
 
 __all__ = ["How", "Standardiser", "site_sums"]
 
-How = Literal["feature", "array", "none"]
+How = Literal["feature", "array", "row", "none"]
 
 _VERSION: Final = 2
+_BY_ROW: Final = ("array", "row")
+_ALONE: Final = ("row", "none")
 _NEGLIGIBLE: Final = 1e-7
 
 
@@ -36,15 +38,16 @@ class Standardiser:
     * "array": each row is first brought to mean 0 and standard deviation 1 (divisor d-1) over its
       own features, then ``x - mean``; scales are 1. For arrays whose features share a unit, as
       gene expression does. The features must be those of the fit.
+    * "row": each row by itself, as for "array", and nothing is learned from other rows.
     * "none": x stays as it is.
 
     A missing value is filled first, with the weighted mean of the feature over the training rows
     that have it: each site gives two sums, of its weights and of its weighted values.
 
-    A measured target becomes ``(y - target_mean) / target_scale`` in all three.
+    A measured target becomes ``(y - target_mean) / target_scale`` in all of them.
 
     Attributes:
-        how: "feature", "array" or "none".
+        how: "feature", "array", "row" or "none".
         features: names of the columns of the fit; empty for rows that are not lists of features.
         mean: float64 [...], the shape of a row.
         scale: float64 [...], the shape of a row.
@@ -68,7 +71,12 @@ class Standardiser:
     def learned(self) -> bool:
         """Whether anything depends on the rows of the fit."""
         target = (self.target_mean, self.target_scale)
-        return self.how != "none" or bool(self.fills) or target != (0.0, 1.0)
+        return self.how not in _ALONE or bool(self.fills) or target != (0.0, 1.0)
+
+    @property
+    def whole_rows(self) -> bool:
+        """Whether a row is standardised over all its features, so that all are needed."""
+        return self.how in _BY_ROW
 
     @classmethod
     def fit(cls, train: FederatedData, how: How = "feature") -> Standardiser:
@@ -86,7 +94,8 @@ class Standardiser:
         else:
             ask = partial(site_sums, train)
         fills = _means_of_present(ask(how), train.features) if train.missing is not None else {}
-        if how == "none" and train.outcome != "regression":
+        alone = how in _ALONE
+        if alone and train.outcome != "regression":
             zeros = torch.zeros(train.x.shape[1:], dtype=torch.float64)
             return cls(how, train.features, zeros, torch.ones_like(zeros), fills=fills)
         first = ask(how, fills)
@@ -94,7 +103,7 @@ class Standardiser:
         mean = {name: first[name].sum(0) / total for name in ("x", "y")}
         squares = ask(how, fills, mean)
         scale = {name: _deviation(squares[name].sum(0) / total, mean[name]) for name in mean}
-        if how == "none":
+        if alone:
             mean["x"] = torch.zeros_like(mean["x"])
         if how != "feature":
             scale["x"] = torch.ones_like(mean["x"])
@@ -149,7 +158,7 @@ class Standardiser:
         if self.how == "none":
             return x.float()
         values = x.double()
-        if self.how == "array":
+        if self.whole_rows:
             values = _rows_standardised(values)
         known = self.scale > 0
         return torch.where(
@@ -250,7 +259,7 @@ def site_sums(
         terms = {"weight": present.expand(data.x.shape), "x": present * data.x}
     else:
         x = _filled(_with_holes(data), data.features, fills).double()
-        x = _rows_standardised(x) if how == "array" else x
+        x = _rows_standardised(x) if how in _BY_ROW else x
         y = data.y.double()
         if around is not None:
             x, y = (x - around["x"]).square(), (y - around["y"]).square()

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from fedsift.data.site_files import SiteFile, Small
 from fedsift.engines.flower import Policy
 from fedsift.methods import find_method
+from fedsift.private_fits import refuse
 from fedsift.studies import Settings
 
 DEFAULTS: Mapping[str, Any] = {
@@ -82,6 +83,7 @@ class Plan(BaseModel):
         if self.quorum > max(1, len(self.sites)):
             msg = f"quorum is {self.quorum:.0f}, the plan has {len(self.sites)} sites; give fewer"
             raise ValueError(msg)
+        refuse(self.settings.privacy, "deployed")
         method = find_method(self.settings.method)
         if method.rows != "federated":
             msg = (

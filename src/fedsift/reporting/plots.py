@@ -33,6 +33,7 @@ STYLE: Any = {
     "savefig.dpi": 150,
 }
 BARS = 20
+PANELS = ("loss", "density", "multiplier")  # of the training; a private one has no loss
 LETTERS = 48
 
 
@@ -43,7 +44,9 @@ def write(run: Run) -> list[Path]:
     lines = read_checked(run.path, "history.jsonl", run.facts).decode().splitlines()
     records = [json.loads(line) for line in lines]
     reported = [record for record in records if record["case"] == records[-1]["case"]]
-    figures = {"inclusion.png": inclusion(run), "training.png": training(run, reported)}
+    figures = {"inclusion.png": inclusion(run)}
+    if any(name in record for record in reported for name in PANELS):
+        figures["training.png"] = training(run, reported)
     return [save(figure, run.path / name) for name, figure in figures.items()]
 
 
@@ -86,7 +89,7 @@ def training(run: Run, records: Sequence[dict[str, Any]]) -> Figure:
     """Draw loss, density and multiplier by round, for the reported fit; the mean over seeds."""
     search = [record for record in records if record["stage"] == "search"]
     refit = [record for record in records if record["stage"] == "refit"]
-    panels = [name for name in ("loss", "density", "multiplier") if any(name in r for r in search)]
+    panels = [name for name in PANELS if any(name in r for r in search)]
     last = search[-1]["round"] if search else 0
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(8, 0.9 + 1.7 * len(panels)), layout="constrained")

@@ -18,6 +18,7 @@ from fedsift.runs import Run
 
 WIDTH = 100
 _WEIGHTS = "Weights are per standard unit, of the features refitted together."
+_UNSCORED = "Nothing was scored: predict rows that are public to see what the model is worth."
 MOST_SITES = 10  # sites that are shown one by one
 MEASURES = {"test_accuracy": "accuracy", "test_r2": "R²"}
 
@@ -39,9 +40,21 @@ def fit_report(run: Run) -> RenderableType:
     caution = _caution(run)
     if caution:
         parts += [Text(caution)]
+    if "privacy" in run.facts:
+        parts += [Text(), Text(f"Private: {promise_text(run.facts['privacy'])}. {_UNSCORED}")]
     if METHODS[run.settings.method].rows == "federated":
         parts += [Text(), Text(traffic(run.results, run.settings.seeds))]
     return Group(*parts)
+
+
+def promise_text(promise: Mapping[str, Any]) -> str:
+    """Return what privacy promises, without a full stop."""
+    what = "all of a site" if promise["level"] == "site" else "a row"
+    return (
+        f"ε = {promise['epsilon']:.3g}, δ = {promise['delta']:.0e} for {what}, "
+        f"{promise['releases']} releases with noise {promise['noise']:.3g} x clip"
+        f" {promise['clip']:g}"
+    )
 
 
 def next_steps(run: Run) -> str:
@@ -62,10 +75,10 @@ def _sentence(run: Run) -> Text:
     what = (
         f"{data['target']} ({' or '.join(data['classes'])})" if data["classes"] else data["target"]
     )
-    sites = len(data["sites"])
+    samples = "" if data["samples"] is None else f"{counted(data['samples'], 'sample')} at "
     text = (
         f"{counted(len(run.features), 'feature')} of {data['features']} chosen to predict {what},"
-        f" from {counted(data['samples'], 'sample')} at {counted(sites, 'site')}."
+        f" from {samples}{counted(len(data['sites']), 'site')}."
     )
     measure = _measure(results)
     if measure == "test_accuracy":

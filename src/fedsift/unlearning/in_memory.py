@@ -12,6 +12,7 @@ from fedsift import trees
 from fedsift.algorithms import LocalTraining
 from fedsift.data import FederatedData
 from fedsift.outcomes import make_outcome
+from fedsift.private_fits import refuse
 from fedsift.sealed import fingerprint
 from fedsift.training import Training
 from fedsift.unlearning.audit import STATEMENTS
@@ -67,6 +68,7 @@ def forget_in_training(
         ValueError: nothing is named or known, or nothing says when to stop.
     """
     forgetter = find_forgetter(method)
+    refuse(trained.job.privacy, "forgotten from")
     if not scope:
         raise ValueError("nothing is named to forget; name sites, rows or classes")
     unknown = scope.unknown(data or trained.job.data)

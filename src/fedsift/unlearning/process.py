@@ -17,6 +17,7 @@ from typing import Any
 from fedsift.checkpoints import StageCheckpoint
 from fedsift.data import FederatedData
 from fedsift.locks import locked
+from fedsift.private_fits import refuse
 from fedsift.run_folder import RunError
 from fedsift.runs import Run, load_run
 from fedsift.unlearning import commit
@@ -127,6 +128,7 @@ def check_fit(path: Path) -> None:
         raise RunError(
             f"{path} is a comparison of methods and holds no model; name the folder of a fit"
         )
+    refuse(facts.get("privacy"), "forgotten from")
 
 
 def admit(ledger: Ledger, request: Request, run: Run, rows: RunRows, scope: Scope) -> None:

@@ -34,8 +34,10 @@ def test_noise_for_an_epsilon_spends_it(epsilon, delta, releases):
     assert planned.spent(releases + 1) > planned.spent(releases) > 0
 
 
-def test_nothing_told_costs_nothing():
+def test_the_ends():
     assert SITE.spent(0) == 0.0
+    assert Privacy(clip=1.0, noise=1e-6, delta=DELTA).spent(6) > 1e6
+    assert Privacy(clip=1.0, noise=1e9, delta=DELTA).spent(6) == pytest.approx(0.0, abs=1e-6)
 
 
 @pytest.mark.parametrize("participation", [1.0, 2])

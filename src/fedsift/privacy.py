@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, fields, replace
 from importlib.util import find_spec
 from typing import Any, Literal, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -83,7 +84,8 @@ class Privacy:
             return 0.0
         assert self.noise is not None  # noqa: S101  planned before anything is released
         single = self.noise / (SENSITIVITY * releases**0.5)
-        return float(_accounting().get_epsilon_gaussian(single, self.delta))
+        with np.errstate(all="ignore"):  # the search goes through numbers that are out of range
+            return float(_accounting().get_epsilon_gaussian(single, self.delta))
 
 
 def _accounting() -> Any:

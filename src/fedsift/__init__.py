@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from fedsift.evaluation import evaluate
     from fedsift.methods import METHODS
     from fedsift.models import from_module, linear
+    from fedsift.privacy import Privacy
     from fedsift.problems import Problem, supervised
     from fedsift.recovery import TrainingError
     from fedsift.run_folder import RunError
@@ -42,6 +43,7 @@ __all__ = [
     "FederatedSparseClassifier",
     "FederatedSparseRegressor",
     "Lippax",
+    "Privacy",
     "Problem",
     "Run",
     "RunError",
@@ -79,6 +81,7 @@ _HOME = {
     "FederatedSparseClassifier": "estimators",
     "FederatedSparseRegressor": "estimators",
     "Lippax": "algorithms",
+    "Privacy": "privacy",
     "Problem": "problems",
     "Run": "runs",
     "RunError": "run_folder",

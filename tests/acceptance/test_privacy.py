@@ -110,14 +110,13 @@ def test_an_attack_stays_below_the_promise(level, epsilon, channel, figure):
     shown = at_least(with_1, with_0)
     figure(
         f"privacy: attack on a {level}, {channel} messages, ε = {epsilon:g}",
-        {"at least": shown, "area": area, "allowed area": allowed},
+        {"at least": max(0.0, shown), "area": area, "allowed area": allowed},
     )
     error = 3 * (1 / (6 * RUNS)) ** 0.5
     assert shown <= epsilon
     assert area <= allowed + error
     if channel == "dense":  # the account is not loose: the attack reaches what it allows
         assert area >= allowed - error
-        assert area > 0.6
 
 
 def test_without_noise_the_attack_always_succeeds(figure):

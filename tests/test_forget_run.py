@@ -6,6 +6,7 @@ import json
 import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -458,11 +459,117 @@ def test_a_record_can_be_signed(tmp_path: Path) -> None:
         check_signature(record, tmp_path / "no.pem")
 
 
-def test_a_file_that_is_no_ledger_is_refused(folder: Path) -> None:
-    (folder / FOLDER).mkdir()
-    (folder / FOLDER / "ledger.sqlite").write_text("x" * 5000)
-    with pytest.raises(RunError, match="no ledger of requests"):
-        forget_in_run(folder, Scope(sites=("c",)), orders())
+def spoil(sql: str) -> Callable[[Path], None]:
+    """Return what changes a ledger behind fedsift's back."""
+
+    def change(file: Path) -> None:
+        with closing(sqlite3.connect(file)) as db:
+            db.execute(sql)
+            db.commit()
+
+    return change
+
+
+def make_folder(file: Path) -> None:
+    file.unlink()
+    file.mkdir()
+
+
+BAD_REQUEST = (
+    "insert into requests values "
+    "('z','{bad','h','m','fumegs',null,'queued',null,0,null,null,null,null)"
+)
+SPOILED: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "no database": (lambda file: file.write_text("x" * 5000), "file is not a database"),
+    "half of it": (lambda file: file.write_bytes(file.read_bytes()[:9000]), "malformed"),
+    "a folder": (make_folder, "unable to open"),
+    "other tables": (spoil("alter table requests rename column method to how"), "its tables"),
+    "a newer version": (spoil("update facts set value = 9 where name = 'version'"), "version 9"),
+    "no scope": (spoil(BAD_REQUEST), "double quotes"),
+    "no plan": (spoil("insert into batches values ('z', '{bad', null, 0)"), "double quotes"),
+    "emptied": (lambda file: file.write_bytes(b""), "is gone"),
+    "removed": (lambda file: file.unlink(), "is gone"),
+}
+
+
+@pytest.mark.parametrize("how", list(SPOILED))
+def test_a_damaged_ledger_is_named_in_one_line(
+    folder: Path, capsys: pytest.CaptureFixture[str], how: str
+) -> None:
+    """A request that was carried out is there: without its ledger, what is gone could come back."""
+    forget_in_run(folder, Scope(rows=("a1",)), orders("retrain"))
+    before = model(folder)
+    change, says = SPOILED[how]
+    change(folder / FOLDER / "ledger.sqlite")
+    commands = [["forget", str(folder), "--site", "c", "-q"], ["requests", str(folder)]]
+    for command in commands[: 1 if how == "no plan" else 2]:
+        assert main(command) == 2
+        line = capsys.readouterr().err
+        assert says in line
+        assert "ledger.sqlite" in line
+        assert line.count("\n") == 1
+    assert model(folder) == before
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "is empty"),
+        (b"junk", "line 1"),
+        (b"\xff\xfe", "line 1"),
+        (b"[1]", "line 1"),
+        (b'{"hash": 1}', "the chain of hashes breaks there"),
+    ],
+)
+def test_a_damaged_record_stops_a_request_before_anything_is_done(
+    folder: Path, capsys: pytest.CaptureFixture[str], content: bytes, says: str
+) -> None:
+    forget_in_run(folder, Scope(rows=("a1",)), orders("retrain"))
+    before = model(folder)
+    (folder / FOLDER / "audit.jsonl").write_bytes(content)
+    assert main(["forget", str(folder), "--site", "c", "--method", "retrain", "-q"]) == 2
+    line = capsys.readouterr().err
+    assert says in line
+    assert "restore the file from a copy" in line
+    assert model(folder) == before
+    assert main(["verify", str(folder)]) == 3
+    assert says in capsys.readouterr().out
+
+
+def test_what_was_forgotten_is_a_no_op_and_cannot_come_back(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    forget_in_run(folder, Scope(sites=("c",)), orders("retrain"))
+    assert main(["forget", str(folder), "--site", "c", "-q"]) == 0
+    assert "it was forgotten before" in capsys.readouterr().out
+    assert main(["forget", str(folder), "--site", "d", "--site", "c", "--method", "retrain"]) == 0
+    assert list(load_run(folder).facts["data"]["sites"]) == ["a", "b"]
+
+
+def test_a_regression_is_refused_by_what_needs_classes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    random = np.random.default_rng(1)
+    files = []
+    for site in SITES:
+        x = random.normal(size=(12, 3))
+        lines = ["g0,g1,g2,y", *(",".join(f"{v:.4f}" for v in (*row, row[0])) for row in x)]
+        files.append(str(tmp_path / f"{site}.csv"))
+        Path(files[-1]).write_text("\n".join(lines) + "\n")
+    small = ["--features", "1", "--seeds", "1", "--splits", "0", "--rounds", "2"]
+    run = str(tmp_path / "run")
+    assert main(["fit", *files, "--target", "y", *small, "--out", run, "-q"]) == 0
+    capsys.readouterr()
+    for more, says in (
+        ([], "use --method retrain"),
+        (["--method", "retrain", "--held-out", files[0]], "leave the rows held out away"),
+    ):
+        assert main(["forget", run, "--site", "c", *more, "-q"]) == 2
+        line = capsys.readouterr().err
+        assert says in line
+        assert line.count("\n") == 1
+    assert main(["forget", run, "--site", "c", "--method", "retrain", "-q"]) == 0
+    assert "membership" not in capsys.readouterr().out
 
 
 def test_the_ledger_is_in_wal_mode(folder: Path) -> None:
@@ -500,6 +607,7 @@ def test_the_command_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> N
         (["--site", "x"], "no site is called 'x'"),
         (["--site", "c", "--method", "x"], "no method 'x' to forget with"),
         (["--site", "c", "--fallback", "x"], "no method 'x' to forget with"),
+        (["--site", "c", "--fallback", "mgda"], "mgda needs the site that leaves"),
         (["--row", "nobody"], "no row is called 'nobody'"),
         (["--class", "maybe"], "no class is called 'maybe'"),
         (["--site", "a", "--site", "b", "--site", "c", "--site", "d"], "nothing would be left"),

@@ -176,11 +176,11 @@ def requests(run: RunFolder, *, json: Json = False) -> None:
     """
     from fedsift.cli.output import show_json
     from fedsift.run_folder import read_facts
-    from fedsift.unlearning.process import FOLDER, LEDGER, open_ledger
+    from fedsift.unlearning.process import FOLDER, open_ledger
 
     read_facts(run)
     found: list[dict[str, Any]] = []
-    if (run / FOLDER / LEDGER).exists():
+    if (run / FOLDER).exists():
         with open_ledger(run) as ledger:
             now = ledger.clock()
             found = [

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsift.reporting.charts import Chart, Series, save_chart
+from fedsift.unlearning.methods import find_forgetter
 from fedsift.unlearning.process import FOLDER
 from fedsift.unlearning.report import UnlearningReport
 
@@ -27,6 +28,7 @@ WORDS = {
 
 NAMES = {"membership_auc": "membership AUC", "tpr_at_1_fpr": "TPR at 1 % FPR"}
 PARTS = {"retain": "kept", "forget": "forgotten", "held_out": "unseen"}
+AGAIN = {"rounds": "more --rounds", "target": "a larger --target"}
 NO_MEMBERSHIP = (
     "membership was not tested: it takes rows of the site that the run never saw (--held-out FILE)"
 )
@@ -43,10 +45,9 @@ def forget_text(run: Path, report: UnlearningReport) -> str:
             f"{report.seconds:.1f} seconds"
         )
     if report.status == "target_not_met":
-        lines.append(
-            "the model stays as before; give more --rounds or a larger --target, or train anew "
-            "with --method retrain"
-        )
+        own = find_forgetter(report.method).options
+        more = [text for name, text in AGAIN.items() if name in own]
+        lines.append(f"the model stays as before; give {' or '.join([*more, '--method retrain'])}")
     lines.append(f"guarantee: {report.guarantee}. {report.statement}")
     lines += [f"note: {note}" for note in report.notes]
     if report.audit_record is not None:
@@ -67,7 +68,7 @@ def _table(report: UnlearningReport) -> list[str]:
             for when, values in report.measures.items()
         ]
         lines.append(f"{name_of(name):<18}" + "".join(f"{cell:>22}" for cell in cells))
-    if "membership_auc" not in names:
+    if "membership_auc" not in names and "forget_accuracy" in names:
         lines.append(NO_MEMBERSHIP)
     return lines
 

@@ -36,23 +36,26 @@ def read_audit(file: Path) -> list[dict[str, Any]]:
     """Return the records of a file, none if there is no file.
 
     Raises:
-        RunError: a line is damaged, or the chain is broken.
+        RunError: a line is damaged, the chain is broken, or the file was emptied.
     """
     if not file.exists():
         return []
     records, previous = [], FIRST
-    for number, line in enumerate(file.read_text().splitlines(), 1):
+    for number, line in enumerate(file.read_bytes().splitlines(), 1):
         try:
             record = dict(json.loads(line))
         except (TypeError, ValueError) as error:
-            raise RunError(f"line {number} of {file} is damaged ({error})") from error
+            msg = f"line {number} of {file} is damaged ({error}); restore the file from a copy"
+            raise RunError(msg) from error
         if record.get("hash") != record_hash(record) or record.get("previous") != previous:
             raise RunError(
                 f"line {number} of {file} is not as it was written, or one before it is gone: "
-                "the chain of hashes breaks there"
+                "the chain of hashes breaks there; restore the file from a copy"
             )
         previous = record["hash"]
         records.append(record)
+    if not records:
+        raise RunError(f"{file} is empty, its records are gone; restore the file from a copy")
     return records
 
 
@@ -137,8 +140,10 @@ def _key(file: Path, *, public: bool = False) -> Any:
         else:
             private: Any = serialization.load_pem_private_key(content, None)
             key = private.public_key() if public else private
-    except (OSError, ValueError, TypeError) as error:
-        msg = f"{file} is no unencrypted Ed25519 key in PEM form ({error})"
+    except OSError as error:
+        raise RunError(f"the key {file} cannot be read ({error.strerror})") from error
+    except (ValueError, TypeError) as error:
+        msg = f"{file} is no unencrypted Ed25519 key in PEM form; make one with openssl genpkey"
         raise RunError(msg) from error
     wanted = ed25519.Ed25519PublicKey if public else ed25519.Ed25519PrivateKey
     if not isinstance(key, wanted):

@@ -6,13 +6,14 @@ can be repeated.
 
 from __future__ import annotations
 
+import json
 import secrets
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from fedsift.run_folder import RunError
 
@@ -43,17 +44,45 @@ create table if not exists facts (name text primary key, value text not null);
     ) -> None:
         self.path, self.clock, self.fault = path, clock, fault
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._db = sqlite3.connect(path, isolation_level=None, timeout=30.0)
+        try:
+            self._db = sqlite3.connect(path, isolation_level=None, timeout=30.0)
+        except sqlite3.DatabaseError as error:
+            raise self.damaged(error) from error
         try:
             self._db.execute("pragma journal_mode=wal")
             self._db.execute("pragma synchronous=full")
             self._db.execute("pragma secure_delete=on")
             self._db.executescript(self.tables)
+            self._check()
             self._begin()
         except sqlite3.DatabaseError as error:
             self._db.close()
-            msg = f"{path} is no ledger of requests ({error}); restore it from a copy"
-            raise RunError(msg) from error
+            raise self.damaged(error) from error
+
+    def damaged(self, why: object) -> RunError:
+        """Return the error of a file that holds something else than what was written."""
+        return RunError(f"{self.path} is no ledger of requests ({why}); restore it from a copy")
+
+    def parsed(self, text: str) -> Any:
+        """Return the value of a JSON text of the file.
+
+        Raises:
+            RunError: it is none.
+        """
+        try:
+            return json.loads(text)
+        except ValueError as error:
+            raise self.damaged(error) from error
+
+    def _check(self) -> None:
+        """Refuse pages that are damaged, and tables of another shape."""
+        found = self._db.execute("pragma quick_check").fetchone()[0]
+        if found != "ok":
+            raise sqlite3.DatabaseError(found)
+        with closing(sqlite3.connect(":memory:")) as blank:
+            blank.executescript(self.tables)
+            if _shape(blank).items() - _shape(self._db).items():
+                raise sqlite3.DatabaseError("its tables are not those that were made")
 
     def _begin(self) -> None:
         version = self.fact("version")
@@ -115,3 +144,11 @@ create table if not exists facts (name text primary key, value text not null);
             cursor.execute("pragma wal_checkpoint(truncate)")
             cursor.execute("vacuum")
             cursor.execute("pragma wal_checkpoint(truncate)")
+
+
+def _shape(db: sqlite3.Connection) -> dict[str, tuple[str, ...]]:
+    """Return the columns of each table."""
+    tables = [row[0] for row in db.execute("select name from sqlite_master where type = 'table'")]
+    return {
+        name: tuple(row[1] for row in db.execute(f"pragma table_info({name})")) for name in tables
+    }

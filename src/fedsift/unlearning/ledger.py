@@ -66,7 +66,7 @@ create table if not exists batches (
     def requests(self, states: Sequence[str] | None = None) -> list[Request]:
         """Return the requests in the order in which they came."""
         rows = self._db.execute("select * from requests order by received, id").fetchall()
-        found = [_request(row) for row in rows]
+        found = [self._request(row) for row in rows]
         return [r for r in found if states is None or r.state in states]
 
     def request(self, name: str) -> Request:
@@ -78,7 +78,14 @@ create table if not exists batches (
         row = self._db.execute("select * from requests where id = ?", (name,)).fetchone()
         if row is None:
             raise KeyError(name)
-        return _request(row)
+        return self._request(row)
+
+    def _request(self, row: tuple[Any, ...]) -> Request:
+        request = Request(*row)
+        return request._replace(
+            scope=None if row[1] is None else Scope(**self.parsed(row[1])),
+            measures=self.parsed(row[11] or "{}"),
+        )
 
     def receive(
         self,
@@ -99,7 +106,7 @@ create table if not exists batches (
             "select * from requests where scope_hash = ? order by received desc", (hashed,)
         ).fetchone()
         if row is not None:
-            return self._again(_request(row), scope, method, fallback, deadline)
+            return self._again(self._request(row), scope, method, fallback, deadline)
         name = fingerprint(model, hashed)[:16]
         now = self.clock()
         with self.write("receive"):
@@ -181,7 +188,7 @@ create table if not exists batches (
         row = self._db.execute("select id, plan, staged from batches where done = 0").fetchone()
         if row is None:
             return None
-        return row[0], json.loads(row[1]), None if row[2] is None else json.loads(row[2])
+        return row[0], self.parsed(row[1]), None if row[2] is None else self.parsed(row[2])
 
     def stage(self, batch: str, staged: dict[str, Any]) -> None:
         """Note that a batch's files are complete, and what is to be made of them."""
@@ -213,11 +220,3 @@ create table if not exists batches (
                 if request.batch == batch:
                     self._move(request.id, "failed", error=error)
             self._db.execute("delete from batches where id = ?", (batch,))
-
-
-def _request(row: tuple[Any, ...]) -> Request:
-    request = Request(*row)
-    return request._replace(
-        scope=None if row[1] is None else Scope.model_validate_json(row[1]),
-        measures=json.loads(row[11] or "{}"),
-    )

@@ -320,7 +320,10 @@ def erase(
         ValueError: the lengths of the updates were not kept.
     """
     if task.norms is None:
-        raise ValueError("FedEraser needs the stored updates of the training; none were kept")
+        raise ValueError(
+            "FedEraser needs the stored updates of the training, and none were kept; use retrain "
+            "or continue"
+        )
     steps = local_steps or max(1, task.training.local_steps // 2)
     # A stored update stands for the rounds up to the next one that is.
     norms = tuple(sum(task.norms[i : i + every]) for i in range(0, len(task.norms), every))

@@ -21,7 +21,7 @@ from fedsift.private_fits import refuse
 from fedsift.run_folder import RunError
 from fedsift.runs import Run, load_run
 from fedsift.unlearning import commit
-from fedsift.unlearning.audit import STATEMENTS, check_key
+from fedsift.unlearning.audit import STATEMENTS, check_key, read_audit
 from fedsift.unlearning.figures import measure_run, read_held_out
 from fedsift.unlearning.ledger import Ledger, Request
 from fedsift.unlearning.methods import check_options, find_forgetter
@@ -68,9 +68,20 @@ class Orders:
 
 
 def open_ledger(path: Path, orders: Orders | None = None) -> Ledger:
-    """Return the ledger of a run folder."""
-    orders = orders or Orders()
-    return Ledger(path / FOLDER / LEDGER, clock=orders.clock, fault=orders.fault)
+    """Return the ledger of a run folder.
+
+    Raises:
+        RunError: it is damaged; or it is gone or empty, and with it what must not come back.
+    """
+    orders, file = orders or Orders(), path / FOLDER / LEDGER
+    if file.parent.exists() and not file.parent.is_dir():
+        raise RunError(f"{file.parent} is in the place of the requests' folder; rename it")
+    if (path / FOLDER / AUDIT).exists() and not (file.exists() and file.stat().st_size):
+        raise RunError(
+            f"{file} is gone, and with it the names that the audit record beside it speaks of; "
+            "restore it from a copy"
+        )
+    return Ledger(file, clock=orders.clock, fault=orders.fault)
 
 
 def forget_in_run(
@@ -89,12 +100,17 @@ def forget_in_run(
         ValueError: nothing is named, all sites are, or the method cannot be run.
     """
     check_options(orders.method, orders.options)
-    find_forgetter(orders.fallback)
+    if find_forgetter(orders.fallback).needs_forget_site:
+        raise ValueError(
+            f"{orders.fallback} needs the site that leaves, so it is nothing to fall back on; give "
+            "retrain or continue"
+        )
     if not scope:
         raise ValueError("nothing is named to forget; name a site, a row's id or a class")
     if orders.key_file is not None:
         check_key(orders.key_file)
     check_fit(path)
+    read_audit(path / FOLDER / AUDIT)
     with locked(path), open_ledger(path, orders) as ledger:
         resumed = finish_open(path, ledger, orders, data)
         run = load_run(path)

@@ -45,7 +45,8 @@ def retrain(
     )
     rounds = len(fit.history) - start.round
     up, down = fit.bytes_up - start.bytes_up, fit.bytes_down - start.bytes_down
-    result = Unlearned(after.params, "retrained", rounds, up, down, rounds, 0.0, fit.history)
+    seconds = sum(record["seconds"] for record in fit.history[start.round :])
+    result = Unlearned(after.params, "retrained", rounds, up, down, rounds, seconds, fit.history)
     note = (
         f"the search went on from its state after round {start.round}, in which no site with rows "
         "to forget had had a part"

@@ -17,11 +17,12 @@ from fedsift.algorithms import (
     Scaffold,
     Tuning,
 )
+from fedsift.channels import Lossless, TopM
 from fedsift.data import FederatedData
 from fedsift.engines.base import begin, site_data, state_template, work
 from fedsift.privacy import Privacy
 from fedsift.training import Training, train
-from tests.laws import job, linear_problem, rows
+from tests.laws import KEPT, job, linear_problem, rows
 
 DELTA = 1e-5
 SITE = Privacy(clip=0.7, noise=0.4, delta=DELTA)
@@ -37,6 +38,13 @@ METHODS: dict[str, Algorithm] = {
     "scaffold": Scaffold(step=0.05, local_steps=2),
     "lippax": Lippax(gamma=0.1, inner_steps=5),
 }
+
+PAIRED = [
+    (name, channel)
+    for name, method in METHODS.items()
+    for channel in (Lossless(), TopM(KEPT))
+    if channel.lossless or not method.tracks_uploads
+]
 
 
 def lane(seed: int = 0) -> Tensor:

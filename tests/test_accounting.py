@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsift import accounting
+from fedsift.engines.base import releases
 from fedsift.privacy import Privacy
 from tests.laws import job, linear_problem, rows
 from tests.private import DELTA, METHODS, SAMPLE, SITE, fitted
@@ -76,4 +77,4 @@ def test_every_call_of_the_operator_is_charged(method, exchange, site, sample):
     data = rows("binary")
     for privacy, count in ((SITE, site), (SAMPLE, sample), (None, 0)):
         asked = job(linear_problem(data), data, METHODS[method], privacy=privacy)
-        assert accounting.releases(asked, exchange) == count
+        assert releases(asked, exchange) == count

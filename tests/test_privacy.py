@@ -15,16 +15,10 @@ from fedsift.channels import TopM
 from fedsift.engines.base import site_data
 from fedsift.privacy import Guard, Privacy, clipped
 from fedsift.training import train
-from tests.laws import CHANNELS, ENGINES, KEPT, job, largest_gap, linear_problem, proceed, rows
-from tests.private import DELTA, METHODS, SAMPLE, SITE, STEP, fitted, lane, told
+from tests.laws import ENGINES, KEPT, job, largest_gap, linear_problem, proceed, rows
+from tests.private import DELTA, METHODS, PAIRED, SAMPLE, SITE, STEP, fitted, lane, told
 
 SILENT = 1e-9  # of a noise that changes nothing
-PAIRS = [
-    (name, channel)
-    for name, method in METHODS.items()
-    for channel in ("dense", "feedback")
-    if channel == "dense" or not method.tracks_uploads
-]
 SECRET = torch.arange(8, dtype=torch.int32)
 
 
@@ -111,7 +105,7 @@ def test_the_noise_is_not_that_of_the_published_seeds():
 
 
 @pytest.mark.parametrize("level", ["site", "sample"])
-@pytest.mark.parametrize(("method", "channel"), PAIRS)
+@pytest.mark.parametrize(("method", "channel"), PAIRED)
 def test_the_engines_agree(method, channel, level):
     chosen = METHODS[method]
     data = rows("binary")
@@ -121,7 +115,7 @@ def test_the_engines_agree(method, channel, level):
             linear_problem(data, torch.float64),
             data,
             chosen,
-            CHANNELS[channel],
+            channel,
             seeds=(0, 1),
             weights="uniform",
             privacy=replace(SITE, level=level),

@@ -77,6 +77,7 @@ REFUSED: list[tuple[Privacy, Algorithm, dict[str, Any], str]] = [
     (SITE, Lippax(gamma=1.0, certified=True), {}, "the certificate needs exact field values"),
     (SAMPLE, Lippax(gamma=1.0, certified=True), {}, "the certificate needs exact field values"),
     (SAMPLE, FedAvg(batch_size=4, **STEP), {}, "batch_size is 4; batches are drawn from"),
+    (SITE, METHODS["fedavg"], {"seeds": (0, 3, 0)}, "two that are equal would have the same noise"),
     (SITE, METHODS["fedavg"], {"early_stop": True}, "early stopping looks at the loss"),
     (SITE, METHODS["fedavg"], {"checkpoint": True}, "spend privacy again"),
     (SITE, METHODS["fedavg"], {"joins": True}, "spend privacy again"),

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fedsift import noise, trees
 from fedsift.algorithms.base import Algorithm
-from fedsift.data import FederatedData, RemoteData
+from fedsift.data import FederatedData
 from fedsift.problems import Batch, Operator, Problem
 from fedsift.sites import SiteData
 from fedsift.trees import Tree
@@ -83,9 +83,16 @@ class Privacy:
         if not releases:
             return 0.0
         assert self.noise is not None  # noqa: S101  planned before anything is released
-        single = self.noise / (SENSITIVITY * releases**0.5)
-        with np.errstate(all="ignore"):  # the search goes through numbers that are out of range
-            return float(_accounting().get_epsilon_gaussian(single, self.delta))
+        return gaussian_epsilon(SENSITIVITY * releases**0.5 / self.noise, self.delta)
+
+
+def gaussian_epsilon(distance: float, delta: float) -> float:
+    """Return ε of Gaussian noise whose means are at most ``distance`` deviations apart.
+
+    Source: Balle & Wang, 2018, theorem 8.
+    """
+    with np.errstate(all="ignore"):  # the search goes through numbers that are out of range
+        return float(_accounting().get_epsilon_gaussian(1.0 / distance, delta))
 
 
 def _accounting() -> Any:
@@ -200,8 +207,6 @@ def check(
     untold = algorithm.tracks_uploads and type(algorithm).sent is Algorithm.sent
     reason = algorithm.refuse_privacy(privacy.level)
     wrong = {
-        "privacy needs rows that are here: the other answers of remote sites (counts, sums, losses)"
-        " have no noise": isinstance(data, RemoteData),
         "privacy and roles of rows do not go together: forgetting uses the rows without noise":
             data.role is not None,
         f"{name} measures its step on the rows, without noise; give {' or '.join(sorted(steps))}":

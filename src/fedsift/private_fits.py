@@ -10,7 +10,7 @@ from fedsift.data import FederatedData
 from fedsift.methods import find_method
 from fedsift.privacy import Privacy
 
-__all__ = ["check_settings", "described", "promise", "refuse"]
+__all__ = ["check_data", "check_settings", "described", "promise", "refuse"]
 
 WHY: Mapping[str, str] = {
     "compared": "every method would spend a budget of its own; fit one",
@@ -19,7 +19,6 @@ WHY: Mapping[str, str] = {
     "run again": "it would spend its budget again, and end otherwise, for its noise is not kept",
     "tuned": "every trial would spend a budget, and looks at losses without noise; choose its knobs"
     " on data that are public",
-    "deployed": "the other answers of remote sites (counts, losses) have no noise yet; fit it here",
     "forgotten from": "forgetting uses the rows without noise; fit anew without them",
 }
 
@@ -34,15 +33,11 @@ def refuse(privacy: object, done: str) -> None:
         raise ValueError(f"a private fit cannot be {done}: {WHY[done]}")
 
 
-def check_settings(
-    settings: Mapping[str, Any], methods: Sequence[str], data: FederatedData
-) -> None:
-    """Refuse what a private fit would tell without noise, in one line for all settings.
+def check_settings(settings: Mapping[str, Any]) -> None:
+    """Refuse settings of a private fit that would tell of the rows without noise, in one line.
 
     Args:
         settings: those of `studies.Settings`, by name.
-        methods: by name.
-        data: of the sites.
 
     Raises:
         ValueError: the text says what to give, and why.
@@ -50,17 +45,6 @@ def check_settings(
     privacy = settings["privacy"]
     if privacy is None:
         return
-    other = next((name for name in methods if find_method(name).rows != "federated"), None)
-    wrong = {
-        f"{other} is no federated method; privacy is for those": other is not None,
-        f"the target '{data.target}' is measured, and is standardised by its mean over the rows,"
-        " which has no noise; privacy takes classes alone": data.outcome == "regression",
-        "missing values are filled with means over the rows, which have no noise; fill them before,"
-        " with values that are known": data.missing is not None,
-    }
-    for message, is_wrong in wrong.items():
-        if is_wrong:
-            raise ValueError(message)
     sites = privacy.level == "site"
     needed = {
         "splits=0 (scores)": settings["splits"] != 0,
@@ -77,6 +61,25 @@ def check_settings(
             " the rows without noise"
         )
         raise ValueError(msg)
+
+
+def check_data(methods: Sequence[str], data: FederatedData) -> None:
+    """Refuse methods and data that a private fit is not for.
+
+    Raises:
+        ValueError: the text says why.
+    """
+    other = next((name for name in methods if find_method(name).rows != "federated"), None)
+    wrong = {
+        f"{other} is no federated method; privacy is for those": other is not None,
+        f"the target '{data.target}' is measured, and is standardised by its mean over the rows,"
+        " which has no noise; privacy takes classes alone": data.outcome == "regression",
+        "missing values are filled with means over the rows, which have no noise; fill them before,"
+        " with values that are known": data.missing is not None,
+    }
+    for message, is_wrong in wrong.items():
+        if is_wrong:
+            raise ValueError(message)
 
 
 def described(facts: Mapping[str, Any], privacy: Privacy) -> dict[str, Any]:

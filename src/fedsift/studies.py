@@ -32,7 +32,7 @@ from fedsift.evaluation import evaluate
 from fedsift.methods import Messages, Method, find_method
 from fedsift.outcomes import make_outcome
 from fedsift.privacy import Privacy, check
-from fedsift.private_fits import check_settings, promise
+from fedsift.private_fits import check_data, check_settings, promise
 from fedsift.problems import Problem, supervised
 from fedsift.selection import ensemble_support
 from fedsift.sparsity import Schedule, kept_count
@@ -156,7 +156,9 @@ def check_request(settings: Settings, methods: Sequence[str], data: FederatedDat
             "sends none; leave it out"
         )
         raise ValueError(msg)
-    check_settings(dict(settings), methods, data)
+    if settings.privacy is not None:
+        check_data(methods, data)
+        check_settings(dict(settings))
     kept = settings.kept(data.n_features)
     density = kept / data.n_features
     algorithms = [search_algorithm(settings, find_method(name), density) for name in methods]

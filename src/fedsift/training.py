@@ -20,7 +20,16 @@ from fedsift.channels import Channel
 from fedsift.checkpoints import StageCheckpoint, resume_training, save_training
 from fedsift.data import FederatedData, RemoteData
 from fedsift.engines import Plan, cannot_batch, make_engine, make_plan
-from fedsift.engines.base import Carried, Delivery, Engine, Job, Tampering, Weights, begin
+from fedsift.engines.base import (
+    Carried,
+    Delivery,
+    Engine,
+    Job,
+    Tampering,
+    Weights,
+    begin,
+    releases,
+)
 from fedsift.evaluation import evaluate
 from fedsift.joins import keep_before_joins
 from fedsift.privacy import Privacy, check
@@ -210,7 +219,7 @@ def train(
     )
     if privacy is not None:
         check(privacy, problem, data, algorithm, weights)
-        _check_uses(early_stop, checkpoint, joins)
+        _check_uses(seeds, early_stop, checkpoint, joins)
         job = replace(job, privacy=_planned(job, privacy, rounds, participation))
     zeros = torch.zeros(len(seeds), dtype=torch.int64)
     run = Training(job, begin(job, start), 0, [], zeros, zeros, zeros, zeros)
@@ -289,10 +298,15 @@ def _check_numbers(
 
 
 def _check_uses(
-    early_stop: EarlyStop | None, checkpoint: StageCheckpoint | None, joins: Path | None
+    seeds: Sequence[int],
+    early_stop: EarlyStop | None,
+    checkpoint: StageCheckpoint | None,
+    joins: Path | None,
 ) -> None:
     """Refuse uses of the rows that privacy does not cover."""
     wrong = {
+        f"seeds is {list(seeds)}; two that are equal would have the same noise: give each once":
+            len(set(seeds)) < len(seeds),
         "early stopping looks at the loss of rows, without noise; leave it out under privacy":
             early_stop is not None,
         "a checkpoint holds what sites keep to themselves, and a run that went on from it would"
@@ -491,7 +505,7 @@ class _Loop:
         """Account for an exchange with those asked, [S, C], before it happens."""
         run = self.run
         if exchange not in self.releases:
-            self.releases[exchange] = accounting.releases(run.job, exchange)
+            self.releases[exchange] = releases(run.job, exchange)
         run.spent = run.spent + self.releases[exchange] * asked.sum(0)
 
     def _let_go(self) -> None:

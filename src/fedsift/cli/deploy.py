@@ -223,6 +223,8 @@ def _loopback(
         check_free(path, overwrite=request.overwrite)
         request, files = _files(request, count, work)
         plan = _plan(request, method, asked, [f.stem for f in files], str(path.absolute()))
+        if check and plan.settings.privacy is not None:
+            raise UsageError("--check compares two runs, and private ones differ; leave it out")
         simulated = _simulated(plan, files) if check else None
         loop = Loopback(plan, files, work, per_node, tls=tls)
         run = _followed(loop, request)

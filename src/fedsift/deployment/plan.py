@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from fedsift.data.site_files import SiteFile, Small
 from fedsift.engines.flower import Policy
 from fedsift.methods import find_method
-from fedsift.private_fits import refuse
+from fedsift.private_fits import check_settings
 from fedsift.studies import Settings
 
 DEFAULTS: Mapping[str, Any] = {
@@ -22,6 +22,8 @@ DEFAULTS: Mapping[str, Any] = {
     "evaluate_every": 20,
 }
 """Settings that differ from a simulation's, because a round costs seconds whatever it does."""
+
+STRUCTURED = ("knobs", "privacy")  # settings of several values
 
 
 class Plan(BaseModel):
@@ -83,7 +85,7 @@ class Plan(BaseModel):
         if self.quorum > max(1, len(self.sites)):
             msg = f"quorum is {self.quorum:.0f}, the plan has {len(self.sites)} sites; give fewer"
             raise ValueError(msg)
-        refuse(self.settings.privacy, "deployed")
+        check_settings(dict(self.settings))
         method = find_method(self.settings.method)
         if method.rows != "federated":
             msg = (
@@ -116,11 +118,11 @@ class Plan(BaseModel):
     def to_config(self) -> dict[str, str | int | float | bool]:
         """Return the plan as Flower's run configuration: flat, dashes in names, no null.
 
-        Lists are joined by line breaks, which no column name has; knobs are JSON.
+        Lists are joined by line breaks, which no column name has; knobs and privacy are JSON.
         """
         values = self.model_dump(mode="json")
         flat = {**values.pop("settings"), **values}
-        flat["knobs"] = json.dumps(flat["knobs"])
+        flat |= {name: json.dumps(flat[name]) for name in STRUCTURED if flat[name] is not None}
         return {
             name.replace("_", "-"): "\n".join(value) if isinstance(value, list) else value
             for name, value in flat.items()
@@ -135,5 +137,5 @@ class Plan(BaseModel):
             if isinstance(given.get(name), str):
                 given[name] = [part for part in given[name].split("\n") if part]
         settings = {k: given.pop(k) for k in list(given) if k in Settings.model_fields}
-        settings["knobs"] = json.loads(settings.get("knobs", "{}"))
+        settings |= {name: json.loads(settings[name]) for name in STRUCTURED if name in settings}
         return cls(settings=Settings(**settings), **given)

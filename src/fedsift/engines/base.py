@@ -319,6 +319,28 @@ def _send(
     return sent, kept, size
 
 
+def releases(job: Job, exchange: str) -> int:
+    """Return how many releases a site makes in an exchange for a seed: the same for every site.
+
+    Counted in a discarded call with the rows of one site; 0 without privacy.
+
+    Raises:
+        ValueError: at level ``sample``, the rows are looked at in another way than by an operator.
+    """
+    if job.privacy is None:
+        return 0
+    server = trees.unstack(start_servers(job, [0]), 0)
+    shared = job.algorithm.download(job.problem, server, exchange)
+    rows, key = job.rows_of(0), job.run_keys[0]
+    data = site_data([table[rows] for table in job.tables], job.shares[0], key)
+    done = work(job, exchange, shared, state_template(job, shared), data, key)
+    if not done.releases:
+        name = type(job.algorithm).__name__
+        msg = f"{name} does not work by an operator on the rows; use privacy at level='site'"
+        raise ValueError(msg)
+    return done.releases
+
+
 def region_message(mean: Tree, weight: Tensor) -> Tree:
     """Return what a region passes on to the server: the mean of its sites, and their weight."""
     return {**mean, "weight": weight}

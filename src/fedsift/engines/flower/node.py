@@ -10,6 +10,7 @@ from typing import Any
 
 from fedsift._version import __version__
 from fedsift.data import DataError, FederatedData
+from fedsift.engines.flower.limits import Limit
 from fedsift.engines.flower.memory import Memory
 from fedsift.engines.flower.nodes import HELLO
 from fedsift.engines.flower.parts import CLASSES, Part, Parts
@@ -27,11 +28,13 @@ class Source:
             site declines, under "declines".
         read: (what all sites agreed on) → the rows.
         folder: where the state of runs is kept.
+        limit: what the site tells at most; None: whatever is asked.
     """
 
     describe: Callable[[Mapping[str, Any]], dict[str, Any]]
     read: Callable[[Mapping[str, Any]], FederatedData]
     folder: Path
+    limit: Limit | None = None
 
 
 @dataclass(frozen=True)
@@ -75,5 +78,5 @@ class Node:
             log.error("site %r cannot take part: %s", name, error)  # noqa: TRY400  one line
             said = {"kind": "error", "error": "its file cannot be used; its log says why"}
             return [Part(said) for _ in parts]
-        site = Site(data, memory, self.problems, self.classes)
+        site = Site(data, memory, self.problems, self.classes, source.limit)
         return [site.answer(part) for part in parts]

@@ -16,6 +16,7 @@ from fedsift.data.errors import NamesError
 from fedsift.data.remote import Step, block_counts
 from fedsift.data.splitting import in_test, strata_counts
 from fedsift.data.standardise import site_sums
+from fedsift.engines.flower.limits import Limit, keep_answer, kept_answer, name_of
 from fedsift.engines.flower.memory import LostError, Memory
 from fedsift.engines.flower.parts import (
     CLASSES,
@@ -44,12 +45,14 @@ class Site:
         memory: what it keeps of the run.
         problems: makes a problem that the server described and that is made of no other.
         classes: the algorithms and channels that the server may name.
+        limit: what it tells at most; None: whatever is asked.
     """
 
     data: FederatedData
     memory: Memory
     problems: Problems
     classes: Mapping[str, type] = field(default_factory=lambda: CLASSES)
+    limit: Limit | None = None
     _meant: dict[tuple[str, ...], FederatedData] = field(default_factory=dict)
 
     @property
@@ -75,6 +78,8 @@ class Site:
             "end": self._end,
         }
         try:
+            if self.limit is not None:
+                self.limit.admit(kind)
             return questions.get(kind, _unknown)(part)
         except LostError as error:
             return Part({"kind": kind, "lost": str(error)})
@@ -94,6 +99,8 @@ class Site:
             return self.data
         if keys not in self._meant:
             tensors, facts = self.memory.definition(keys[-1])
+            if self.limit is not None:
+                self.limit.admit_step(facts["kind"])
             before = self.rows(steps[:-1])
             self._meant[keys] = taken(before, Step(facts["kind"], facts["facts"], tensors))
         return self._meant[keys]
@@ -109,6 +116,8 @@ class Site:
         except NoRowsError:
             nothing = torch.zeros(1, dtype=torch.int64)
             return with_tensors({"kind": "counts"}, {"rows": nothing, "weight": nothing.double()})
+        if self.limit is not None:
+            return with_tensors({"kind": "counts"}, self.limit.counts(data.n_samples))
         return with_tensors({"kind": "counts"}, block_counts(data, slice(None)))
 
     def _strata(self, part: Part) -> Part:
@@ -145,7 +154,16 @@ class Site:
         data = self.rows(part.facts["data"])
         work = SiteWork.described(facts, data, self._problem(facts["problem"]), self.classes)
         lane = define({"work": part.facts["work"], "data": part.facts["data"]})
-        return work.exchange(part, self.memory.exchanges(lane.key))
+        exchanges = self.memory.exchanges(lane.key)
+        if self.limit is None:
+            return work.exchange(part, exchanges)
+        file, name = self.memory.folder / f"{lane.key}-answer.safetensors", name_of(part)
+        answer = kept_answer(file, name)
+        if answer is None:
+            answer = work.exchange(part, exchanges)
+            self.limit.charge(work.job.privacy, work.releases(part))
+            keep_answer(file, name, answer)
+        return answer
 
     def _problem(self, recipe: Mapping[str, Any]) -> Problem:
         return remade(recipe, self.problems)

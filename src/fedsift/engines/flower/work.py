@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +15,7 @@ from fedsift.engines.base import (
     Job,
     exchange_key,
     first_download,
+    releases,
     site_data,
     start_servers,
     state_template,
@@ -24,6 +25,7 @@ from fedsift.engines.envelopes import schema_of
 from fedsift.engines.flower.memory import Exchanges
 from fedsift.engines.flower.parts import Part, PartError, describe, rebuild
 from fedsift.engines.programs import Programs, working
+from fedsift.privacy import Privacy, check
 from fedsift.problems import Problem
 from fedsift.trees import Tree
 
@@ -50,6 +52,7 @@ def work_facts(job: Job) -> dict[str, Any]:
         "seeds": list(job.seeds),
         "data_seed": job.data_seed,
         "weights": job.weights,
+        "privacy": None if job.privacy is None else asdict(job.privacy),
     }
 
 
@@ -67,7 +70,12 @@ class SiteWork:
         problem: Problem,
         classes: Mapping[str, type],
     ) -> SiteWork:
-        """Return the work that `work_facts` described, on a site's rows."""
+        """Return the work that `work_facts` described, on a site's rows.
+
+        Raises:
+            PartError: privacy does not cover it.
+        """
+        privacy = None if facts["privacy"] is None else Privacy(**facts["privacy"])
         job = Job(
             problem,
             data,
@@ -77,8 +85,26 @@ class SiteWork:
             tuple(facts["seeds"]),
             facts["data_seed"],
             facts["weights"],
+            privacy=privacy,
         )
+        if privacy is not None:
+            try:
+                check(privacy, problem, data, job.algorithm, job.weights)
+            except ValueError as error:
+                raise PartError(str(error)) from error
         return cls(job)
+
+    def releases(self, part: Part) -> int:
+        """Return how many releases the answer to a request would be.
+
+        Raises:
+            PartError: a seed is named twice, which would have the same noise.
+        """
+        seeds = [self.job.seeds[s] for s in part.facts["seeds"]]
+        if len(set(seeds)) < len(seeds):
+            msg = "a seed is named twice"
+            raise PartError(msg)
+        return releases(self.job, part.facts["exchange"]) * len(seeds)
 
     def exchange(self, part: Part, exchanges: Exchanges) -> Part:
         """Catch up, work, keep the state as pending, and answer with the uploads."""

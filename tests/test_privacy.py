@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -29,6 +29,7 @@ LENGTHS = st.floats(allow_nan=True, allow_infinity=True, width=64)
 
 
 @given(st.lists(LENGTHS, min_size=1, max_size=9), st.floats(1e-6, 1e6))
+@example([1.7976931346110382e308], 1e-6)
 def test_no_vector_is_longer_than_the_clip(values, clip):
     tree = {"a": torch.tensor(values[:4], dtype=torch.float64)}
     tree["b"] = torch.tensor(values[4:], dtype=torch.float64)

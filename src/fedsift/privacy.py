@@ -117,9 +117,9 @@ def clipped(tree: Tree, clip: float) -> Tensor:
     vector = trees.flatten(trees.map_tensors(Tensor.double, tree))
     vector = torch.where(torch.isfinite(vector), vector, 0.0)
     largest = vector.abs().amax().clamp(min=torch.finfo(torch.float64).tiny)
-    length = largest * torch.linalg.vector_norm(vector / largest)
-    shrunk: Tensor = vector * (_SLACK * clip / length.clamp(min=_SLACK * clip))
-    return shrunk
+    direction = vector / largest
+    most = _SLACK * clip / torch.linalg.vector_norm(direction)
+    return torch.minimum(largest, most) * direction
 
 
 @dataclass

@@ -42,8 +42,10 @@ def words(secret: Tensor, nonce: Sequence[Tensor], n: int, first: int = 0) -> Te
     Source: RFC 8439, section 2.3.
     """
     blocks = -(-n // _BLOCK)
-    counter = torch.arange(first, first + blocks, dtype=torch.int32)
-    fixed = torch.cat([torch.tensor(_CONSTANT, dtype=torch.int32), secret])
+    device = nonce[0].device
+    counter = torch.arange(first, first + blocks, dtype=torch.int32, device=device)
+    constant = torch.tensor(_CONSTANT, dtype=torch.int32, device=device)
+    fixed = torch.cat([constant, secret.to(device)])
     tail = torch.stack([counter, *(part.expand(blocks) for part in nonce)], 1)
     start = torch.cat([fixed.expand(blocks, 12), tail], 1)
     a, b, c, d = rows = start.reshape(blocks, 4, 4).unbind(1)
@@ -69,7 +71,7 @@ def normal(secret: Tensor, key: Tensor, number: int, n: int) -> Tensor:
     Source: Box & Muller, 1958.
     """
     half = -(-n // 2)
-    number_word = torch.tensor(number, dtype=torch.int32)
+    number_word = torch.tensor(number, dtype=torch.int32, device=key.device)
     nonce = (key.to(torch.int32), (key >> 32).to(torch.int32), number_word)
     drawn = words(secret, nonce, 4 * half).reshape(4, half).to(torch.int64) & 0xFFFFFFFF
     u, w = (

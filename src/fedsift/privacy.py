@@ -178,7 +178,8 @@ class Guard:
 
     def _operator(self, operator: Operator, data: SiteData) -> Operator:
         """Return Σ clipped row gradients + noise, over the number of rows."""
-        numbers, one = torch.arange(len(data.x)), torch.ones(1, dtype=data.weight.dtype)
+        numbers = torch.arange(len(data.x), device=data.x.device)
+        one = data.weight.new_ones(1)
 
         def private(params: Tree, batch: Batch) -> Tree:
             def row(x: Tensor, y: Tensor, number: Tensor) -> Tensor:

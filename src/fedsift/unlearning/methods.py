@@ -201,16 +201,22 @@ def combined(
         margin = typical_margin(task.problem, task.params, task.forgotten())
         temperature = temperature_for(margin, len(task.data.classes))
         problem = forgetting(task.problem, task.outcome, loss, temperature)
-    algorithm = FUMEGS(**_learning_rate(task, options))
+    algorithm = FUMEGS(**_learning_rate(task, options, share=1 / 3))
     run = _train(task, problem, task.data, algorithm, algorithm.start(task.params),
                  checkpoint, callback)  # fmt: skip
     stop = STOP_REASONS[int(run.carried.server.steps.stop[0])]
     return _result(run, stop, algorithm.local_steps, _askers(task))
 
 
-def _learning_rate(task: Task, options: dict[str, Any]) -> dict[str, Any]:
+def _learning_rate(task: Task, options: dict[str, Any], share: float = 1.0) -> dict[str, Any]:
+    """Return options with a share of the training's step, where they name none.
+
+    A trained network often lies where its own step only just does not diverge. There the mean
+    gradient of several local steps of that length is no descent direction, and no length of a step
+    along it keeps the retain budget; a third of it is safe.
+    """
     rate = getattr(task.training, "learning_rate", None)
-    return options if rate is None else {"learning_rate": rate, **options}
+    return options if rate is None else {"learning_rate": share * rate, **options}
 
 
 def _train(

@@ -331,9 +331,10 @@ def _page(rows: list[dict[str, Any]], *, quick: bool) -> str:
     return (
         "# Forgetting a site, and a backdoor\n\n"
         "Ten sites train a network for 60 rounds of 5 local steps (100 for a backdoor); then one "
-        "site is to be forgotten, or the rows that carry a backdoor at one site. `retrain` is a new "
-        f"training without the whole site. {form} FU-MEGS, ascent and the rules of two gradients are `empirical`: the "
-        "measures say what these attacks find, and prove nothing. Bytes and local steps are shares "
+        "site is to be forgotten, or the rows that carry a backdoor at one site. `retrain` is a "
+        f"new training without the whole site. {form} FU-MEGS, ascent and the rules of two "
+        "gradients are `empirical`: the measures say what these attacks find, and prove nothing. "
+        "Bytes and local steps are shares "
         "of the retraining's; the rows to forget are left out of no test.\n\n"
         "With a backdoor the site's other rows stay, so that retraining loses what they teach; "
         "`attack success` counts test rows of other classes that the trigger sends to class 9.\n\n"

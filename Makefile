@@ -30,7 +30,7 @@ SPEED        := $(addprefix benchmarks/,local_step.py rounds.py seeds.py flower.
 PEERS_STAMP  := $(PEERS)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format check acceptance reproduce bench bench-peers bench-docs hooks clean distclean
+.PHONY: help setup demo test lint format check acceptance reproduce audit bench bench-peers bench-docs hooks clean distclean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -93,6 +93,10 @@ bench-docs: $(PEERS_STAMP) ## Run the benchmarks of docs/speed.md and write it
 	@set -e; for bench in $(SPEED); do echo "$$bench" >&2; \
 	    $(PEERS)/bin/python "$$bench" $(BENCH_ARGS) > build/bench/$$(basename "$$bench" .py).json; done
 	$(PEERS)/bin/python scripts/speed_page.py build/bench/*.json
+
+audit: $(STAMP) ## Look for known vulnerabilities in the pinned versions (asks the package index)
+	$(BIN)/python -m pip install --quiet --no-input --disable-pip-version-check pip-audit
+	$(BIN)/pip-audit --requirement constraints.txt --no-deps --disable-pip
 
 hooks: $(STAMP) ## Install the git hooks
 	$(BIN)/pre-commit install

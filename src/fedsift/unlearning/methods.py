@@ -80,8 +80,8 @@ GENTLE: dict[str, Any] = {"neutral": 0.5, "first": 0.05, "ratio": 0.5, "budget":
 """FU-MEGS for rows with right labels: until they cannot be told from rows held out at their site.
 
 The retained gradient weighs twice, and the budget is half: with ratio 1 a site unlike the others
-(Dirichlet .3) is forgotten 8 points too far, and the test accuracy falls by 2; by 1.7 with the whole
-budget.
+(Dirichlet .3) is forgotten 8 points too far, and the test accuracy falls by 2; with the whole
+budget by 1.7.
 """
 
 

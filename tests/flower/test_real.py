@@ -107,7 +107,7 @@ def test_three_nodes_give_the_simulators_model(method: str, tmp_path: Path) -> N
 
 
 @pytest.mark.acceptance_long
-@pytest.mark.parametrize("method", ["flops", "fedht", "fediterht"])
+@pytest.mark.parametrize("method", ["flops", "fedht", "fediterht", "oneshot"])
 def test_the_other_methods_too(method: str, tmp_path: Path) -> None:
     loop = loopback(tmp_path, method=method, rounds=2)
     assert_same(run_loopback(loop), simulated(loop))

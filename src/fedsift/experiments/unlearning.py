@@ -347,7 +347,7 @@ def _page(rows: list[dict[str, Any]], *, quick: bool) -> str:
 SHOWN_MODELS = {
     "original": "before",
     "fumegs": "after FU-MEGS",
-    "continue": "after training on",
+    "continue": "after more training",
     "retrain": "trained anew",
 }
 PICTURES = {

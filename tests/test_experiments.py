@@ -1,6 +1,11 @@
 """An experiment goes on where it stopped, refuses what is not its own, and says what it found."""
 
 import json
+import subprocess
+import sys
+import time
+from multiprocessing import parent_process
+from pathlib import Path
 
 import pytest
 
@@ -15,7 +20,7 @@ CALLS: list[int] = []
 
 def square(number):
     CALLS.append(number)
-    if number == 3 and len(CALLS) == 3:
+    if number == 3 and len(CALLS) == 3 and parent_process() is None:
         raise KeyboardInterrupt
     return {"value": number**2}
 
@@ -104,3 +109,28 @@ def test_charts_show_every_series(kind):
     legend = figure.axes[0].get_legend()
     assert legend is not None
     assert [t.get_text() for t in legend.get_texts()] == ["a", "b"]
+
+
+def test_a_worker_ends_with_its_parent():
+    child = (
+        "import os, time; from fedsift.experiments.base import end_with; end_with(os.getppid());"
+        "print(os.getpid(), flush=True); time.sleep(60)"
+    )
+    parent = (
+        "import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', sys.argv[1]],"
+        " stdout=subprocess.PIPE, text=True); print(p.stdout.readline(), flush=True)"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", parent, child], capture_output=True, text=True, check=True
+    )
+    deadline = time.monotonic() + 20.0
+    while not _has_ended(int(told.stdout)):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def _has_ended(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -255,7 +256,12 @@ def _run(cells: Sequence[Cell], jobs: int) -> Iterator[tuple[Cell, dict[str, Any
         for cell in cells:
             yield cell, cell.work(**cell.arguments)
         return
-    with _one_thread_each(), ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+    with (
+        _one_thread_each(),
+        ProcessPoolExecutor(
+            jobs, mp_context=get_context("spawn"), initializer=end_with, initargs=(os.getpid(),)
+        ) as pool,
+    ):
         asked: dict[Future[dict[str, Any]], Cell] = {
             pool.submit(cell.work, **cell.arguments): cell for cell in cells
         }
@@ -264,6 +270,17 @@ def _run(cells: Sequence[Cell], jobs: int) -> Iterator[tuple[Cell, dict[str, Any
                 yield asked[future], future.result()
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
+
+
+def end_with(parent: int) -> None:
+    """Let this process end when its parent has: a cell's result would have nobody to keep it."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1.0)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 @contextmanager

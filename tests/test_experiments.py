@@ -5,13 +5,13 @@ import subprocess
 import sys
 import time
 from multiprocessing import parent_process
-from pathlib import Path
 
 import pytest
 
 from fedsift.experiments import find_experiment
 from fedsift.experiments.base import Cell, Experiment, Outcome, Progress, read_cells, run_experiment
 from fedsift.experiments.tables import shown, table_csv, table_markdown
+from fedsift.locks import is_alive
 from fedsift.reporting.charts import Chart, Series, draw_chart
 from fedsift.run_folder import RunError
 
@@ -124,13 +124,6 @@ def test_a_worker_ends_with_its_parent():
         [sys.executable, "-c", parent, child], capture_output=True, text=True, check=True
     )
     deadline = time.monotonic() + 20.0
-    while not _has_ended(int(told.stdout)):
+    while is_alive(int(told.stdout)):
         assert time.monotonic() < deadline
         time.sleep(0.1)
-
-
-def _has_ended(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return True

@@ -34,7 +34,11 @@ class CheckpointError(RuntimeError):
 
 
 class DamagedError(CheckpointError):
-    """A checkpoint whose bytes are not those that were written."""
+    """A checkpoint whose bytes are not those that were written; ``defect`` says only that."""
+
+    def __init__(self, path: Path, error: ValueError) -> None:
+        self.defect = f"checkpoint {path} is damaged ({error})"
+        super().__init__(f"{self.defect}; delete it to compute this part again")
 
 
 @dataclass(frozen=True)
@@ -72,8 +76,7 @@ def read_checkpoint(path: Path, fingerprint: str) -> tuple[dict[str, Tensor], di
     try:
         tensors, facts = unseal(path)
     except ValueError as error:
-        msg = f"checkpoint {path} is damaged ({error}); delete it to compute this part again"
-        raise DamagedError(msg) from error
+        raise DamagedError(path, error) from error
     if facts.get("version") != VERSION:
         msg = (
             f"checkpoint {path} has format version {facts.get('version')}, this release reads "
@@ -204,7 +207,7 @@ def resume_training(path: Path, run: Training) -> None:
         try:
             load_training(file, run)
         except DamagedError as error:
-            log.warning("%s; work goes on from an earlier state", str(error).partition(";")[0])
+            log.warning("%s; work goes on from an earlier state", error.defect)
         else:
             return
 

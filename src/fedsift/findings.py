@@ -90,12 +90,8 @@ def scores(fits: Sequence[Fit], cases: Sequence[Case], min_cell: int) -> dict[st
             figures["guessing_accuracy"] = sum(guesses) / len(guesses)
         if len(tested[0][0].support) > 1:
             by_site: dict[str, list[float]] = {}
-            for (
-                f,
-                rows,
-                test_rows,
-                _,
-            ) in tested:  # a site of few rows may be all test rows in a split
+            # A site of few rows may be all test rows in a split.
+            for f, rows, test_rows, _ in tested:
                 own = f.scores[measure][f.n_lanes :]
                 counts = dict(zip(test_rows.sites, test_rows.sizes, strict=True))
                 for site, score in zip(rows.sites, own, strict=True):

@@ -85,10 +85,10 @@ def _owner(lock: Path) -> Owner | None:
 
 def _is_stale(lock: Path) -> bool:
     owner = _owner(lock)
-    return owner is not None and owner.host == platform.node() and not _is_alive(owner.pid)
+    return owner is not None and owner.host == platform.node() and not is_alive(owner.pid)
 
 
-def _is_alive(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
     """Tell whether a process of this host runs; where that cannot be asked it is taken for one."""
     if os.name != "posix" or pid <= 0:
         return True

@@ -82,7 +82,7 @@ class Study:
             try:
                 return read_fit(done, request)
             except DamagedError as error:
-                log.warning("%s; it is computed again", str(error).partition(";")[0])
+                log.warning("%s; it is computed again", error.defect)
         fit = fit_case(
             case,
             settings,

@@ -124,11 +124,10 @@ def _unlike(one: Any, other: Any) -> bool:
 def _text(found: dict[str, Any], run: Path, path: Path) -> str:
     said = [f"{name} {had}, now {now}" for name, (had, now) in found["versions"].items()]
     versions = f" (it was made by {'; '.join(said)})" if said else ""
+    gap = found["max_abs_difference"]
     if found["same"]:
-        gap = found["max_abs_difference"]
         exact = "to the last bit" if gap == 0 else f"to {gap:.1e}"
         return f"{path} is the same as {run} {exact}: model, features, scores{versions}"
-    gap = found["max_abs_difference"]
     parts = [f"the model by up to {gap:.2g}"] if gap > CLOSE else []
     parts += [] if found["same_features"] else ["the features"]
     parts += found["other_results"]

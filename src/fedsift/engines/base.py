@@ -160,6 +160,11 @@ class Job:
         """Return where a site's rows are."""
         return slice(self.data.offsets[site], self.data.offsets[site + 1])
 
+    def site(self, site: int, key: Tensor) -> SiteData:
+        """Return the rows of a site; ``key``: of its batches."""
+        rows = self.rows_of(site)
+        return site_data([table[rows] for table in self.tables], self.shares[site], key)
+
 
 def _group_weights(data: FederatedData, shares: Tensor, rows: Tensor) -> dict[str, Tensor]:
     """Return the weights of the sites [C] in each group of uploads that has its own."""
@@ -331,9 +336,8 @@ def releases(job: Job, exchange: str) -> int:
         return 0
     server = trees.unstack(start_servers(job, [0]), 0)
     shared = job.algorithm.download(job.problem, server, exchange)
-    rows, key = job.rows_of(0), job.run_keys[0]
-    data = site_data([table[rows] for table in job.tables], job.shares[0], key)
-    done = work(job, exchange, shared, state_template(job, shared), data, key)
+    state, key = state_template(job, shared), job.run_keys[0]
+    done = work(job, exchange, shared, state, job.site(0, key), key)
     if not done.releases:
         name = type(job.algorithm).__name__
         msg = f"{name} does not work by an operator on the rows; use privacy at level='site'"
@@ -384,9 +388,8 @@ def first_download(job: Job, server: Any) -> Tree:
 def state_template(job: Job, shared: Tree) -> Any:
     """Return (client state, channel state) of a site that was never asked, for one seed."""
     client = job.algorithm.client_init(job.problem, shared)
-    rows, key = job.rows_of(0), job.run_keys[0]
-    data = site_data([table[rows] for table in job.tables], job.shares[0], key)
-    residuals = {}
+    key = job.run_keys[0]
+    data, residuals = job.site(0, key), {}
     for exchange in dict.fromkeys(job.algorithm.exchanges_at(0) + job.algorithm.exchanges_at(1)):
         upload, _, _ = job.algorithm.client_round(job.problem, shared, client, data, key, exchange)
         for group, (tree, _) in upload.items():

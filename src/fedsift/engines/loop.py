@@ -19,7 +19,6 @@ from fedsift.engines.base import (
     exchange_key,
     population_of,
     region_message,
-    site_data,
     work,
 )
 from fedsift.engines.envelopes import Envelope, Inbox, schema_of
@@ -128,9 +127,8 @@ class Loop(Engine):
         seed, site = torch.tensor([s]), torch.tensor([c])
         row = carried.store.rows(site)
         stored = carried.store.load(row, seed, carried.ledger[s, c].reshape(1))
-        rows = job.rows_of(c)
         data_key = exchange_key(job.data_key, exchange, round_number, job.site_keys[c])
-        data = site_data([table[rows] for table in job.tables], job.shares[c], data_key)
+        data = job.site(c, data_key)
         key = exchange_key(job.run_keys[s], exchange, round_number, job.site_keys[c])
         try:
             done = work(job, exchange, self.held[s, c], trees.unstack(stored, 0), data, key)

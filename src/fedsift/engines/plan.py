@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from fedsift import trees
-from fedsift.engines.base import Carried, Job, begin, site_data, state_template, work
+from fedsift.engines.base import Carried, Job, begin, state_template, work
 from fedsift.engines.vectorized import SITE_BY_SITE, Vectorized
 from fedsift.problems import Batch
 
@@ -41,9 +41,7 @@ def cannot_batch(job: Job, carried: Carried) -> str | None:
     """
     replica = trees.unstack(carried.broadcast.replica, 0)
     twice = trees.stack([replica, replica])
-    rows = slice(job.data.offsets[0], job.data.offsets[1])
-    tables = [table[rows] for table in job.tables]
-    data = site_data(tables, job.shares[0], job.run_keys[0])
+    data = job.site(0, job.run_keys[0])
     state, exchange = state_template(job, replica), job.algorithm.exchanges_at(1)[-1]
 
     def lane(shared: Any) -> Any:

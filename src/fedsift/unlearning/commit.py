@@ -13,6 +13,7 @@ from typing import Any
 
 from fedsift._version import __version__
 from fedsift.data import FederatedData, of_role
+from fedsift.data.federated import FORGET, RETAIN
 from fedsift.run_folder import VERSION, checksum, clear_states, clear_unfinished, write_facts
 from fedsift.runs import Run
 from fedsift.sealed import seal, write_atomic
@@ -64,7 +65,7 @@ def stage(
         "model_before": run.facts["files"]["model.safetensors"],
         "model_after": facts["files"]["model.safetensors"],
         "data_after": facts["data"]["fingerprint"],
-        "rows_forgotten": int((data.role == 1).sum()),
+        "rows_forgotten": int((data.role == FORGET).sum()),
         "rows_held_out": 0 if rows.held_out is None else rows.held_out.n_samples,
     }
 
@@ -122,8 +123,8 @@ def _purged(record: dict[str, Any], scope: Scope, salt: str) -> dict[str, Any]:
 def _facts(facts: dict[str, Any], data: FederatedData, scope: Scope, salt: str) -> dict[str, Any]:
     """Return a run's facts about the rows that are left."""
     assert data.role is not None  # noqa: S101  the data come with roles
-    rest = of_role(data, 0)
-    gone = int((data.role == 1).sum())
+    rest = of_role(data, RETAIN)
+    gone = int((data.role == FORGET).sum())
     counts = {}
     if rest.classes:
         import torch

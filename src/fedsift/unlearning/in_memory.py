@@ -11,6 +11,7 @@ from torch import Tensor
 from fedsift import trees
 from fedsift.algorithms import LocalTraining
 from fedsift.data import FederatedData
+from fedsift.data.federated import RETAIN
 from fedsift.outcomes import make_outcome
 from fedsift.private_fits import refuse
 from fedsift.sealed import fingerprint
@@ -39,7 +40,7 @@ def task_of(
         msg = f"{type(job.algorithm).__name__} does not train a model that could forget"
         raise ValueError(msg)  # noqa: TRY004  a method's limit, not a caller's type
     assert rows.role is not None  # noqa: S101  roles were given
-    if not bool((rows.role == 0).any()):
+    if not bool((rows.role == RETAIN).any()):
         msg = "every row is to be forgotten, so nothing would be left to keep; train a new model"
         raise ValueError(msg)
     return Task(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from fedsift.checkpoints import StageCheckpoint
 from fedsift.data import FederatedData, Standardiser, of_role
+from fedsift.data.federated import FORGET, RETAIN
 from fedsift.engines.base import turns_of
 from fedsift.findings import candidates, feature_table
 from fedsift.joins import Start, go_on_without, join_file
@@ -30,7 +31,7 @@ def retrain(
         The run as it is then, what that cost, and notes.
     """
     marked = scope.roles(data)
-    rest = of_role(marked, 0)
+    rest = of_role(marked, RETAIN)
     case, standardiser = Case("all rows", rest), Standardiser.fit(rest, run.settings.standardise)
     start = _before_they_joined(run, _sites_of(scope, marked), rest, checkpoint)
     done = checkpoint.named("fit").path
@@ -60,7 +61,7 @@ def _sites_of(scope: Scope, marked: FederatedData) -> set[str]:
     some = {
         site
         for site, rows in zip(marked.sites, marked.slices, strict=True)
-        if bool((marked.role[rows] == 1).any())
+        if bool((marked.role[rows] == FORGET).any())
     }
     return some | set(scope.sites)
 

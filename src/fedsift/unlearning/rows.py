@@ -10,6 +10,7 @@ import torch
 
 from fedsift import random
 from fedsift.data import FederatedData, of_role
+from fedsift.data.federated import FORGET, RETAIN
 from fedsift.engines.base import draw_participants
 from fedsift.methods import find_method
 from fedsift.run_folder import RunError
@@ -43,7 +44,7 @@ class RunRows:
             return False
         role = scope.roles(self.data).role
         assert role is not None  # noqa: S101  roles were given
-        return bool((role == 1).all())
+        return bool((role == FORGET).all())
 
 
 def read_rows(run: Run, scope: Scope, ledger: Ledger, data: FederatedData | None = None) -> RunRows:
@@ -78,7 +79,7 @@ def read_rows(run: Run, scope: Scope, ledger: Ledger, data: FederatedData | None
         return RunRows(data, offline, "unknown", tuple(unknown))
     marked = scope.roles(data)
     assert marked.role is not None  # noqa: S101  roles were given
-    if not offline and not bool((marked.role == 1).any()):
+    if not offline and not bool((marked.role == FORGET).any()):
         return RunRows(marked, offline, "already_forgotten")
     return RunRows(marked, offline)
 
@@ -106,7 +107,7 @@ def without_forgotten(data: FederatedData | None, ledger: Ledger) -> FederatedDa
         return data
     marked = gone.roles(data)
     assert marked.role is not None  # noqa: S101  roles were given
-    return of_role(marked, 0) if bool((marked.role == 0).any()) else None
+    return of_role(marked, RETAIN) if bool((marked.role == RETAIN).any()) else None
 
 
 def _from_source(run: Run) -> tuple[FederatedData | None, tuple[str, ...]]:

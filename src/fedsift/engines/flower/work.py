@@ -16,7 +16,6 @@ from fedsift.engines.base import (
     exchange_key,
     first_download,
     releases,
-    site_data,
     start_servers,
     state_template,
     work,
@@ -184,7 +183,7 @@ class SiteWork:
     ) -> tuple[Any, Any, Any]:
         job, results = self.job, []
         batches = exchange_key(job.data_key, exchange, number, job.site_keys[0])
-        data = site_data(job.tables, job.shares[0], batches)
+        data = job.site(0, batches)
         for place, seed in enumerate(seeds):
             key = exchange_key(job.run_keys[seed], exchange, number, job.site_keys[0])
             own = (trees.unstack(replica, place), trees.unstack(state, place))
@@ -198,9 +197,10 @@ def upload_schema(job: Job, exchange: str, carried: Any) -> dict[str, Tree]:
     """Return an upload's trees by group, for their names, shapes and dtypes."""
     shared = trees.unstack(carried.broadcast.replica, 0)
     client = job.algorithm.client_init(job.problem, shared)
-    rows, key = job.rows_of(0), job.run_keys[0]
-    data = site_data([table[rows] for table in job.tables], job.shares[0], key)
-    upload, _, _ = job.algorithm.client_round(job.problem, shared, client, data, key, exchange)
+    key = job.run_keys[0]
+    upload, _, _ = job.algorithm.client_round(
+        job.problem, shared, client, job.site(0, key), key, exchange
+    )
     return {group: tree for group, (tree, _) in upload.items()}
 
 

@@ -12,6 +12,7 @@ import torch
 import fedsift
 from fedsift import trees, vi
 from fedsift.algorithms import FedAvg, Lippax
+from fedsift.checkpoints import CheckpointError
 from fedsift.cli import main
 from fedsift.comparing import compare_solvers, figures
 from fedsift.privacy import Privacy
@@ -243,3 +244,63 @@ def test_wrong_requests_end_in_one_line(capsys, words: list[str], text: str) -> 
     assert not out
     assert text in err
     assert len(err.strip().splitlines()) == 1
+
+
+class StoppedError(Exception):
+    """Stands for a process that ends in the middle."""
+
+
+def answer_of(path: Path | None, stop: int | None = None, **knobs) -> fedsift.solving.Equilibrium:
+    def end(record) -> None:
+        if record["round"] == stop:
+            raise StoppedError
+
+    problem = named.bilinear_ball(n_sites=4)
+    return solve(problem, "lippax", participation=0.5, checkpoint=path, callback=end, **knobs)
+
+
+def test_a_solve_that_was_stopped_ends_equal(tmp_path: Path, monkeypatch) -> None:
+    """State, averages, verdict and history; and a finished one makes no round more."""
+    monkeypatch.setattr("fedsift.solving.EVERY", 0.0)
+    whole, path = answer_of(None), tmp_path / "state.safetensors"
+    for stop in (3, 8):
+        with pytest.raises(StoppedError):
+            answer_of(path, stop)
+    for _ in range(2):
+        again = answer_of(path)
+        for name, value in vars(whole).items():
+            if name in {"params", "last", "average"}:
+                assert all(torch.equal(v, getattr(again, name)[k]) for k, v in value.items())
+            elif name not in {"seconds", "history"}:
+                assert getattr(again, name) == value, name
+        timeless = [[{**r, "seconds": 0} for r in a.history] for a in (whole, again)]
+        assert timeless[0] == timeless[1]
+    with pytest.raises(CheckpointError, match="of another problem"):
+        answer_of(path, tolerance=1e-2)
+
+
+def test_the_same_command_goes_on_with_a_solve(tmp_path: Path, monkeypatch, capsys) -> None:
+    command = ["solve", "bilinear_ball", "--sites", "4", "--compare", "lippax,fedprox"]
+    out = tmp_path / "page"
+    command += ["--max-exchanges", "20", "--quiet", "--out", str(out)]
+    calls = []
+
+    def interrupted(*arguments, **options):
+        calls.append(options["checkpoint"])
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return solve(*arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fedsift.comparing.solve", interrupted)
+        assert main(command) == 130
+    assert [p.name for p in (out / "checkpoints").iterdir()] == ["lippax-0.safetensors"]
+    assert main(["resume", str(out)]) == 2
+    assert "is of fedsift solve; give its command again" in capsys.readouterr().err
+    changed = (out / "checkpoints" / "lippax-0.safetensors").stat().st_mtime_ns
+    assert calls[0].stat().st_mtime_ns == changed
+    assert main(command) == 0
+    assert not (out / "checkpoints").exists()
+    assert (out / "results.json").exists()
+    assert main(command) == 2
+    assert "is not empty" in capsys.readouterr().err

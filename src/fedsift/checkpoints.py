@@ -9,7 +9,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-VERSION = 2
+VERSION = 3
 AFRESH = "start afresh with another --out, or with --overwrite"
 
 
@@ -56,6 +56,13 @@ class StageCheckpoint:
     def named(self, stage: str) -> StageCheckpoint:
         """Return the checkpoint of a stage of the work this one stands for."""
         return replace(self, path=self.path.with_name(f"{self.path.name}-{stage}.safetensors"))
+
+
+class Watched(NamedTuple):
+    """What the watch of a run carries from round to round: tensors, and JSON values."""
+
+    tensors: dict[str, Tensor]
+    facts: dict[str, Any]
 
 
 def write_checkpoint(
@@ -170,6 +177,8 @@ def save_training(path: Path, run: Training) -> None:
         tensors["first_loss"] = run.first_loss.clone()
     if run.best is not None:
         tensors |= flatten(run.best, "best")
+    if run.watched is not None:
+        tensors |= trees.join(watched=run.watched.tensors)
     healthy = run.retained
     if healthy is not None and healthy.round != run.round:
         tensors |= flatten(_part_retained(healthy.carried), "retained")
@@ -181,6 +190,8 @@ def save_training(path: Path, run: Training) -> None:
         "history": run.history,
         "retained": None if healthy is None else [healthy.round, healthy.records],
         "plan": run.plan,
+        "watched": None if run.watched is None else run.watched.facts,
+        "ended": run.ended,
     }
     if path.exists():
         path.replace(previous(path))
@@ -245,11 +256,14 @@ def _restore(run: Training, tensors: dict[str, Tensor], facts: dict[str, Any]) -
     if "retained.0" in tensors:
         retained = unflatten(parts, tensors, "retained")
         before = unflatten(tuple(counters), tensors, "counters")
+    ended, watched = bool(facts["ended"]), facts["watched"]
     store.restore(sites, kept)
     run.carried = carried._replace(server=server, broadcast=broadcast, tick=tick, **served)
     run.round, run.history, run.plan = number, history, Plan(*facts["plan"])
     run.bytes_up, run.bytes_down, run.bytes_regions, run.retries = counters
     run.first_loss, run.best = tensors.get("first_loss"), best
+    run.ended = ended
+    run.watched = None if watched is None else Watched(trees.part(tensors, "watched"), watched)
     if retained is not None:
         names = ("server", "broadcast", "ledger", "seen")
         healthy = run.carried._replace(**dict(zip(names, retained, strict=True)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from fedsift.solvers import find_solver
@@ -23,6 +24,7 @@ def compare_solvers(
     inner_steps: int | None = None,
     batch_size: int | None = None,
     note: Note | None = None,
+    checkpoints: Path | None = None,
     **options: Any,
 ) -> Answers:
     """Solve every problem by every method.
@@ -34,6 +36,7 @@ def compare_solvers(
         inner_steps: of the methods that have them; None for their default.
         batch_size: likewise.
         note: called as ``note(method, problem's number, record)`` after every round.
+        checkpoints: folder of the states, from which work that was stopped goes on.
         options: those of `solve`.
     """
     knobs = {"inner_steps": inner_steps, "batch_size": batch_size}
@@ -42,7 +45,8 @@ def compare_solvers(
     for name, algorithm in built.items():
         for number, problem in enumerate(problems):
             seen = None if note is None else _noting(note, name, number)
-            answer = solve(problem, algorithm, callback=seen, **options)
+            kept = checkpoints and checkpoints / f"{name}-{number}.safetensors"
+            answer = solve(problem, algorithm, callback=seen, checkpoint=kept, **options)
             answer.method = name
             answers[name].append(answer)
     return answers

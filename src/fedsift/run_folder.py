@@ -65,7 +65,7 @@ def check_free(path: Path, *, overwrite: bool, inputs: Sequence[str | Path] = ()
     Raises:
         RunError: as `prepare` says.
     """
-    if path.exists() and any(_content(path) if path.is_dir() else [path]):
+    if path.exists() and any(content(path) if path.is_dir() else [path]):
         if not overwrite:
             go_on = f", or go on with it: fedsift resume {path}" if _unfinished(path) else ""
             msg = (
@@ -86,7 +86,7 @@ def check_free(path: Path, *, overwrite: bool, inputs: Sequence[str | Path] = ()
             raise RunError(msg)
 
 
-def _content(path: Path) -> Iterator[Path]:
+def content(path: Path) -> Iterator[Path]:
     """Return what is in a folder besides locks."""
     return (file for file in path.iterdir() if not file.name.startswith(LOCK))
 

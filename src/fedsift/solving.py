@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
 from fedsift import random, trees
 from fedsift.algorithms import Algorithm, Lippax
+from fedsift.checkpoints import StageCheckpoint, Watched
 from fedsift.recovery import TrainingError
+from fedsift.sealed import fingerprint
 from fedsift.solvers import find_solver
 from fedsift.training import Training, train
 from fedsift.trees import Tree
@@ -23,6 +25,7 @@ Status = Literal["converged", "not_converged", "diverging", "unbounded"]
 
 GROWN = 10.0  # a residual this many times its smallest counts as diverging
 HOPELESS = 1e4  # and ends the run from here
+EVERY = 5.0  # seconds between two states that are kept
 PATIENCE = 3  # rounds with messages that are not finite
 FAR = 10.0  # a run this many times farther from its start than in its first tenth runs away
 
@@ -47,7 +50,8 @@ class Equilibrium:
         certificate_max: the largest certificate of an accepted step.
         rejected: steps that a certified run took back.
         step, lipschitz: γ or η of the last round, and L̄.
-        bytes_up, bytes_down, seconds: of the whole run.
+        bytes_up, bytes_down: of the whole run.
+        seconds: of its rounds, without the looks at the residual.
         measures: the problem's own figures of ``params``, such as an accuracy.
         history: a record a round; ``residual`` is that of the better iterate.
     """
@@ -87,6 +91,7 @@ def solve(
     seed: int = 0,
     look_every: int = 1,
     callback: Callable[[dict[str, Any]], None] | None = None,
+    checkpoint: Path | None = None,
 ) -> Equilibrium:
     """Solve ⟨Σ p_c F_c(x*), x - x*⟩ ≥ 0 on X until the residual is small enough.
 
@@ -108,15 +113,21 @@ def solve(
         seed: of the run: participants, batches, noise.
         look_every: rounds between two looks at the residual, which costs an evaluation of all rows.
         callback: called with each round's record.
+        checkpoint: a file in which the state is kept, every few seconds and at the end; the run
+            goes on from what is there, to the same answer.
 
     Raises:
         ValueError: a number is out of range, or the method cannot work so.
+        CheckpointError: the checkpoint is of another problem, or of other settings.
     """
     name = method if isinstance(method, str) else type(method).__name__
     algorithm = find_solver(method).build() if isinstance(method, str) else method
     _check(algorithm, tolerance, max_exchanges, participation, look_every)
     watch = _Watch(problem, algorithm, tolerance, max_exchanges, look_every)
-    began = time.perf_counter()
+    asked = fingerprint(
+        problem.name, problem.data.fingerprint(), float(watch.start), tolerance, max_exchanges,
+        participation, look_every,
+    )  # fmt: skip
     try:
         run = train(
             problem.problem,
@@ -131,11 +142,12 @@ def solve(
             evaluate_every=max_exchanges,
             watch=watch,
             callback=callback,
+            checkpoint=None if checkpoint is None else StageCheckpoint(checkpoint, EVERY, asked),
         )
-        watch.run = run
+        watch.follow(run)
     except TrainingError:
         watch.failed = True
-    return watch.result(name, time.perf_counter() - began)
+    return watch.result(name)
 
 
 def _check(
@@ -155,6 +167,10 @@ def _check(
     for message, is_wrong in wrong.items():
         if is_wrong:
             raise ValueError(message)
+
+
+FACTS = ("residual", "best", "best_round", "reached", "unsent", "failed", "weight", "distances")
+POINTS = ("last", "average", "chosen", "total")
 
 
 @dataclass
@@ -181,9 +197,24 @@ class _Watch:
         self.residual = 1.0
         self.distances: list[float] = []
 
+    def follow(self, run: Training) -> None:
+        """Take a run, and what was seen of it by the process that wrote its checkpoint."""
+        if self.run is None and run.watched is not None:
+            vars(self).update(run.watched.facts)
+            for name in POINTS:
+                setattr(self, name, trees.part(run.watched.tensors, name))
+        self.run = run
+
     def __call__(self, run: Training) -> bool:
         """Look; return whether the run shall end."""
-        self.run, record = run, run.history[-1]
+        self.follow(run)
+        ended = self._over(run)
+        points = trees.join(**{name: getattr(self, name) for name in POINTS})
+        run.watched = Watched(points, {name: getattr(self, name) for name in FACTS})
+        return ended
+
+    def _over(self, run: Training) -> bool:
+        record = run.history[-1]
         server = trees.unstack(run.carried.server, 0)
         finite = bool(trees.all_finite(server))
         self.unsent = self.unsent + 1 if len(record.get("rejected", ())) else 0
@@ -227,7 +258,7 @@ class _Watch:
             self.reached = run.carried.tick
         return self.residual
 
-    def result(self, method: str, seconds: float) -> Equilibrium:
+    def result(self, method: str) -> Equilibrium:
         """Return the answer."""
         run, problem = self.run, self.problem
         history = [] if run is None else run.history
@@ -249,7 +280,7 @@ class _Watch:
             gap=gap if gap is not None and math.isfinite(gap) else None,
             bytes_up=0 if run is None else int(run.bytes_up.sum()),
             bytes_down=0 if run is None else int(run.bytes_down.sum()),
-            seconds=seconds,
+            seconds=sum(record["seconds"] for record in history),
             measures=self._measured(),
             history=history,
         )

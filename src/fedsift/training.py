@@ -17,7 +17,7 @@ from fedsift import accounting, aggregation, channels, noise, trees
 from fedsift.aggregation import Aggregator, name_of
 from fedsift.algorithms.base import Algorithm
 from fedsift.channels import Channel
-from fedsift.checkpoints import StageCheckpoint, resume_training, save_training
+from fedsift.checkpoints import StageCheckpoint, Watched, resume_training, save_training
 from fedsift.data import FederatedData, RemoteData
 from fedsift.engines import Plan, cannot_batch, make_engine, make_plan
 from fedsift.engines.base import (
@@ -41,8 +41,6 @@ from fedsift.trees import Tree
 log = logging.getLogger(__name__)
 
 Callback = Callable[[dict[str, Any]], None]
-
-
 Watch = Callable[["Training"], bool]
 
 
@@ -85,6 +83,8 @@ class Training:
         plan: how the work is done, None before that is decided.
         fingerprint: what a checkpoint must have been written for.
         spent: privacy's releases so far of each site, of all seeds together, [C].
+        watched: what a watch wants to be kept in checkpoints.
+        ended: a watch has ended the run.
     """
 
     job: Job
@@ -101,6 +101,8 @@ class Training:
     plan: Plan | None = None
     fingerprint: str = ""
     spent: Tensor = field(default_factory=lambda: torch.zeros(1, dtype=torch.int64))
+    watched: Watched | None = None
+    ended: bool = False
 
     @property
     def params(self) -> Tree:
@@ -389,12 +391,10 @@ class _Loop:
     def proceed(self, engine: Engine) -> None:
         """Run to the end; an interrupt keeps the last healthy state, to go on from."""
         try:
-            while self.run.round < self.rounds and not self._stale() and not self._finished():
+            while self.run.round < self.rounds and not self._over():
                 self._round(engine)
-                if self.watch is not None and self.watch(self.run):
-                    break
         except KeyboardInterrupt:
-            if self.checkpoint is not None and not self._every_round:
+            if self.checkpoint is not None and not self._passing:
                 reset(self.run, self.retained)
                 save_training(self.checkpoint.path, self.run)
             raise
@@ -403,10 +403,17 @@ class _Loop:
         if self.checkpoint is not None:
             save_training(self.checkpoint.path, self.run)
 
+    def _over(self) -> bool:
+        return self.run.ended or self._stale() or self._finished()
+
     @property
-    def _every_round(self) -> bool:
-        """Whether every round is kept: remote sites go on from no earlier one."""
+    def _remote(self) -> bool:
         return isinstance(self.run.job.data, RemoteData)
+
+    @property
+    def _passing(self) -> bool:
+        """Whether rounds count for good: remote sites, or a watch, go back to no earlier one."""
+        return self._remote or self.watch is not None
 
     def _figures(self) -> dict[str, Tensor]:
         """Return the figures [S] of now; with privacy none, for they have no noise."""
@@ -496,8 +503,9 @@ class _Loop:
             self.retained = self.retained._replace(
                 carried=self.retained.carried._replace(server=server)
             )
-        if self.checkpoint is not None and self._every_round:
-            save_training(self.checkpoint.path, run)
+        run.ended = self.watch is not None and self.watch(run)
+        if self._passing:
+            self._save(at_once=self._remote)
         if self.callback is not None:
             self.callback(record)
 
@@ -523,7 +531,14 @@ class _Loop:
 
     def _keep(self) -> None:
         self.retained = retain(self.run)
-        if self.checkpoint is not None and time.monotonic() - self.saved > self.checkpoint.every:
+        if not self._passing:
+            self._save()
+
+    def _save(self, *, at_once: bool = False) -> None:
+        """Write a checkpoint if the last one is old enough."""
+        if self.checkpoint is None:
+            return
+        if at_once or time.monotonic() - self.saved > self.checkpoint.every:
             save_training(self.checkpoint.path, self.run)
             self.saved = time.monotonic()
 

@@ -131,10 +131,13 @@ def resume(run: RunFolder, *, json: Json = False, quiet: Quiet = False) -> None:
     """
     from fedsift.cli.output import notes, show_json
     from fedsift.locks import claim
-    from fedsift.run_folder import RunError, read_facts
+    from fedsift.run_folder import CHECKPOINTS, RunError, read_facts
     from fedsift.sources import Source
     from fedsift.studies import Settings
 
+    if (run / CHECKPOINTS).is_dir() and not (run / "run.json").exists():
+        msg = f"{run} is of fedsift solve; give its command again, and it goes on"
+        raise RunError(msg)
     facts = read_facts(run)
     if facts["status"] == "done":
         if json:

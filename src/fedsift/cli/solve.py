@@ -94,6 +94,8 @@ def solve(
 ) -> None:
     """Find the equilibrium of several sites' objectives: saddles, games, constraints.
 
+    With --out, the same command goes on with work that was stopped.
+
     [bold]Examples[/bold]
 
     fedsift solve bilinear_ball --heterogeneity .3 --compare lippax,scaffold,fedavg --out page
@@ -119,7 +121,6 @@ def solve(
     if diagnose:
         _diagnose(problems[0], json=json)
         return
-    _check_folder(out, overwrite=overwrite)
     options = {
         "tolerance": tolerance,
         "max_exchanges": max_exchanges,
@@ -127,16 +128,20 @@ def solve(
         "engine": engine,
         "seed": seed,
     }
-    with notes(quiet=quiet), _line(quiet=quiet) as note:
+    with (
+        notes(quiet=quiet),
+        _folder(out, overwrite=overwrite) as checkpoints,
+        _line(quiet=quiet) as note,
+    ):
         answers = compare_solvers(
             problems, names, step=step, inner_steps=inner_steps, batch_size=batch_size, note=note,
-            **options,
+            checkpoints=checkpoints, **options,
         )  # fmt: skip
-    found = figures(answers)
-    if out is not None:
-        from fedsift.reporting.equilibria import write_equilibria
+        found = figures(answers)
+        if out is not None:
+            from fedsift.reporting.equilibria import write_equilibria
 
-        write_equilibria(out, problem, answers, found, tolerance)
+            write_equilibria(out, problem, answers, found, tolerance)
     facts = {"problem": problem, "problem_seeds": problem_seeds, **knobs, **options}
     if json:
         show_json(facts | {"methods": found})
@@ -153,11 +158,26 @@ def _names(text: str) -> list[str]:
     return names
 
 
-def _check_folder(out: Path | None, *, overwrite: bool) -> None:
-    if out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):
-        if out.is_dir() and overwrite:
-            return
+@contextmanager
+def _folder(out: Path | None, *, overwrite: bool) -> Iterator[Path | None]:
+    """Hold the folder of the answers; yield that of the states, which a whole answer ends."""
+    from fedsift.locks import locked
+    from fedsift.run_folder import CHECKPOINTS, clear_states, content
+
+    if out is None:
+        yield None
+        return
+    if out.exists() and not out.is_dir():
+        raise UsageError(f"{out} is no folder; choose another")
+    held = {file.name for file in content(out)} if out.exists() else set()
+    if held - {CHECKPOINTS} and not overwrite:
         raise UsageError(f"{out} is not empty; choose another folder, or add --overwrite")
+    out.mkdir(parents=True, exist_ok=True)
+    with locked(out):
+        if overwrite:
+            clear_states(out, CHECKPOINTS)
+        yield out / CHECKPOINTS
+        clear_states(out, CHECKPOINTS)
 
 
 def _diagnose(problem: VIProblem, *, json: bool) -> None:

@@ -143,6 +143,19 @@ def test_what_is_known_from_few_rows_is_left_out(tmp_path: Path) -> None:
     assert torch.equal(everything.params["weight"], run.params["weight"])
 
 
+def test_counts_are_told_in_multiples() -> None:
+    """Of 5: 20, 3, 25 rows and 48 in all are told as 20, 5, 25 and 50."""
+    data = rows("binary", sizes=(20, 3, 25), d=6)
+    run = fedsift.fit(
+        data, features=2, seeds=1, rounds=2, splits=0, tuning_rounds=2, round_counts=5
+    )
+    told = run.facts["data"]
+    assert told["sites"] == {"hospital a": 20, "hospital b": 5, "hospital c": 25}
+    assert told["samples"] == 50
+    assert all(count % 5 == 0 for count in told["class_counts"].values())
+    assert told["notes"] == []
+
+
 def test_local_gives_scores_by_site_and_no_common_model() -> None:
     data = rows("binary", d=6)
     options: dict[str, Any] = {

@@ -51,6 +51,7 @@ class Options(TypedDict, total=False):
     engine: Literal["vectorized", "loop"]
     evaluate_every: int
     min_cell: int
+    round_counts: int
     knobs: dict[str, bool | int | float | str]
 
 

@@ -48,9 +48,10 @@ class Settings(BaseModel):
     sample; ``early_stop`` ends the refit after that many evaluations without a lower loss on a
     fifth of the training rows, which then only validate. ``min_cell`` leaves out of results and
     files what is known from fewer rows than that: a site's own score, counts of a site or a class,
-    notes on the data. ``knobs`` are hyperparameters of the method's algorithm by name, such as
-    ``entropy``. With ``privacy`` the search of all seeds and the refit of the ensemble share its
-    budget; seeds are not refitted, and ``ridge`` is in units of a site where sites are protected.
+    notes on the data; ``round_counts`` rounds the counts that are told to multiples of it.
+    ``knobs`` are hyperparameters of the method's algorithm by name, such as ``entropy``. With
+    ``privacy`` the search of all seeds and the refit of the ensemble share its budget; seeds are
+    not refitted, and ``ridge`` is in units of a site where sites are protected.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -79,6 +80,7 @@ class Settings(BaseModel):
     engine: Literal["vectorized", "loop"] = "vectorized"
     evaluate_every: int = Field(10, ge=1)
     min_cell: int = Field(0, ge=0)
+    round_counts: int = Field(1, ge=1)
     knobs: dict[str, bool | int | float | str] = Field(default_factory=dict)
     privacy: Privacy | None = None
 

@@ -282,7 +282,7 @@ def first_facts(
     data: FederatedData, settings: Settings, source: dict[str, Any] | None, command: str
 ) -> dict[str, Any]:
     """Return what is known of a run before it starts."""
-    described_data = _data_facts(data, settings.min_cell)
+    described_data = _data_facts(data, settings)
     if settings.privacy is not None:
         described_data = described(described_data, settings.privacy)
     return {
@@ -300,17 +300,18 @@ def first_facts(
     }
 
 
-def _data_facts(data: FederatedData, min_cell: int) -> dict[str, Any]:
+def _data_facts(data: FederatedData, settings: Settings) -> dict[str, Any]:
+    vague = settings.min_cell > 0 or settings.round_counts > 1
     return {
         "fingerprint": data.fingerprint(),
-        "samples": data.n_samples,
+        "samples": _rounded(data.n_samples, settings.round_counts),
         "features": data.n_features,
-        "sites": _counts(data.sites, data.sizes, min_cell),
+        "sites": _counts(data.sites, data.sizes, settings),
         "outcome": data.outcome,
         "classes": list(data.classes),
-        "class_counts": _counts(data.classes, _class_sizes(data), min_cell),
+        "class_counts": _counts(data.classes, _class_sizes(data), settings),
         "target": data.target,
-        "notes": [] if min_cell else list(data.notes),
+        "notes": [] if vague else list(data.notes),
     }
 
 
@@ -321,9 +322,19 @@ def _class_sizes(data: FederatedData) -> list[int]:
     return sizes
 
 
-def _counts(names: Sequence[str], counts: Sequence[int], min_cell: int) -> dict[str, int | None]:
-    """Return counts by name, None for those below ``min_cell``."""
-    return {k: n if n >= min_cell else None for k, n in zip(names, counts, strict=True)}
+def _counts(
+    names: Sequence[str], counts: Sequence[int], settings: Settings
+) -> dict[str, int | None]:
+    """Return counts by name, rounded if so set; None for those below ``min_cell``."""
+    return {
+        name: _rounded(n, settings.round_counts) if n >= settings.min_cell else None
+        for name, n in zip(names, counts, strict=True)
+    }
+
+
+def _rounded(count: int, step: int) -> int:
+    """Return the multiple of ``step`` next to a count, the upper of two."""
+    return (2 * count + step) // (2 * step) * step
 
 
 @contextmanager

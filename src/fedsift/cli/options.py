@@ -336,6 +336,15 @@ class Request:
             metavar="N",
         ),
     ] = None
+    round_counts: Annotated[
+        int | None,
+        _option(
+            "--round-counts",
+            group=TRAINING,
+            text="Tell counts of rows as multiples of N; off.",
+            metavar="N",
+        ),
+    ] = None
     gate: Annotated[
         str | None,
         _option(

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from fedsift import trees
 from fedsift.aggregation import AGGREGATORS, mean
-from fedsift.algorithms import EFLoPS, FedAvg
+from fedsift.algorithms import EFLoPS, FedAvg, Lippax, OneShot
 from fedsift.channels import Lossless, TopM
 from fedsift.robust import (
     ClippedMean,
@@ -166,6 +166,12 @@ def test_pairs_that_cannot_work_are_refused():
     check_pair(EFLoPS(density=0.5), Lossless(), Median())
     with pytest.raises(ValueError, match="median compares whole uploads"):
         check_pair(EFLoPS(density=0.5), TopM(3), Median())
+    with pytest.raises(ValueError, match="OneShot cannot be aggregated by median: its uploads are"):
+        check_pair(OneShot(density=0.5), Lossless(), Median())
+    with pytest.raises(
+        ValueError, match="Lippax cannot be aggregated by median: its sites remember"
+    ):
+        check_pair(Lippax(), Lossless(), Median())
     with pytest.raises(ValueError, match=r"trimmed is 0\.5"):
         TrimmedMean(0.5)
     with pytest.raises(ValueError, match="hostile is -1"):

@@ -335,10 +335,10 @@ def check_pair(
         ValueError: the text says what to use instead.
     """
     robust = aggregator is not aggregation.mean
-    if robust and algorithm.tracks_uploads:
+    if robust and algorithm.only_mean is not None:
         msg = (
-            f"{type(algorithm).__name__} cannot be aggregated by {name_of(aggregator)}: its sites "
-            "remember what they uploaded, and the server must hold the sum; use the mean"
+            f"{type(algorithm).__name__} cannot be aggregated by {name_of(aggregator)}: "
+            f"{algorithm.only_mean}; use the mean"
         )
         raise ValueError(msg)
     if robust and not channel.lossless:

@@ -35,6 +35,8 @@ class Total(NamedTuple):
 
 Totals: TypeAlias = dict[str, Total]
 
+REMEMBERED = "its sites remember what they uploaded, and the server must hold the sum"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Algorithm(ABC):
@@ -43,11 +45,12 @@ class Algorithm(ABC):
     States are NamedTuples of tensors. `Upload` is {group: (tree, weight)}; scalars travel in the
     tree. Class attributes: ``exchanges``, the message exchanges of a round in order;
     ``tracks_uploads``, True when a site's state must equal what the server received of it, so that
-    only lossless channels will do.
+    only lossless channels will do; ``only_mean``, why no other aggregation than the mean will do.
     """
 
     exchanges: ClassVar[tuple[str, ...]] = ("round",)
     tracks_uploads: ClassVar[bool] = False
+    only_mean: ClassVar[str | None] = None
     diverged: ClassVar[float] = 100.0
 
     rounds: int = 300

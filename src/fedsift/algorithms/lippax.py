@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedsift import trees
-from fedsift.algorithms.base import Info, Totals, Upload
+from fedsift.algorithms.base import REMEMBERED, Info, Totals, Upload
 from fedsift.algorithms.certificate import Trial, certify, no_trial, propose
 from fedsift.algorithms.fields import FieldMethod
 from fedsift.problems import Problem
@@ -63,6 +63,7 @@ class Lippax(FieldMethod):
 
     exchanges: ClassVar[tuple[str, ...]] = ("round",)
     tracks_uploads: ClassVar[bool] = True
+    only_mean: ClassVar[str | None] = REMEMBERED
 
     gamma: float | None = None
     inner_steps: int = 20

@@ -7,7 +7,7 @@ server equals that on pooled rows. Solver: abess (Zhu et al., PNAS 117, 2020).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -43,6 +43,10 @@ class OneShot(Algorithm):
     Attributes:
         density: ρ; m = ⌊ρG⌋ features are kept.
     """
+
+    only_mean: ClassVar[str | None] = (
+        "its uploads are sums over rows, which hold together as a whole"
+    )
 
     density: float
     rounds: int = 1

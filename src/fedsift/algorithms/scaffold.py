@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedsift import trees
-from fedsift.algorithms.base import Info, Totals, Upload
+from fedsift.algorithms.base import REMEMBERED, Info, Totals, Upload
 from fedsift.algorithms.fields import SteppedMethod
 from fedsift.problems import Problem
 from fedsift.sites import SiteData
@@ -46,6 +46,7 @@ class Scaffold(SteppedMethod):
     """
 
     tracks_uploads: ClassVar[bool] = True
+    only_mean: ClassVar[str | None] = REMEMBERED
 
     local_steps: int = 10
 

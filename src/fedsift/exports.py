@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from fedsift.data import Standardiser, read_table
 from fedsift.data.errors import nearest
-from fedsift.data.files import load_table
 from fedsift.run_folder import is_own
 from fedsift.runs import Run
 from fedsift.sealed import KEY, write_atomic
@@ -32,16 +31,13 @@ KINDS = {"coefficients": ".csv", "state_dict": ".safetensors", "onnx": ".onnx"}
 def predictions(run: Run, file: Path, id_column: str | None = None) -> str:
     """Return a CSV table: id, prediction, and the probability of each class."""
     data, source = run.facts["data"], run.facts["source"] or {}
-    separator = source.get("separator")
-    usual = source.get("id_column")
-    if (
-        id_column is None
-        and usual is not None
-        and usual in load_table(file, separator).frame.columns
-    ):
-        id_column = usual
     rows = read_table(
-        file, run.needed, id_column=id_column, fills=run.standardiser.fills, separator=separator
+        file,
+        run.needed,
+        id_column=id_column,
+        usual_id=source.get("id_column"),
+        fills=run.standardiser.fills,
+        separator=source.get("separator"),
     )
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")

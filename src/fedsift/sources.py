@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -19,6 +18,7 @@ from fedsift.data import (
     read_sites,
     synthetic_regression,
 )
+from fedsift.data.paths import site_name
 from fedsift.studies import Case, Settings
 from fedsift.workflows import split_cases
 
@@ -91,7 +91,7 @@ class Source(BaseModel):
     @property
     def name(self) -> str:
         """A short name for folders."""
-        return self.demo or Path(self.files[0]).stem
+        return self.demo or site_name(self.files[0])
 
     @property
     def defaults(self) -> Mapping[str, Any]:

@@ -253,8 +253,9 @@ def test_files_that_cannot_be_sites(write, tmp_path: Path):
     good = write("clinic_a.csv", *GOOD)
     with refused("clinic_b.csv", "no such file", "did you mean 'clinic_a.csv'?"):
         read_sites(tmp_path / "clinic_b.csv", "y")
-    with refused("is a folder", "*.csv"):
-        read_sites(tmp_path, "y")
+    (tmp_path / "empty").mkdir()
+    with refused("empty: the folder has no file", ".csv", "name site files"):
+        read_sites(tmp_path / "empty", "y")
     with refused("nowhere", "no such file", "not a folder"):
         read_sites(tmp_path / "nowhere" / "a.csv", "y")
     with refused("2 files are called 'clinic_a'", "rename"):

@@ -12,6 +12,7 @@ import typer
 from fedsift.cli.deploy import deploy
 from fedsift.cli.failures import DONE, NOT_MET, StoppedError, UsageError
 from fedsift.cli.forget import forget, requests, verify
+from fedsift.cli.inspect import inspect
 from fedsift.cli.interrupts import stopping_in_order
 from fedsift.cli.options import METHOD, Request, takes_request
 from fedsift.cli.reproduce import reproduce
@@ -56,6 +57,7 @@ def root(
     """Find the few features that matter, in data that stay at their sites."""
 
 
+app.command()(inspect)
 app.command()(reproduce)
 app.command()(rerun)
 app.command()(tune)
@@ -169,7 +171,10 @@ def resume(run: RunFolder, *, json: Json = False, quiet: Quiet = False) -> None:
 def predict(
     run: RunFolder,
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="Rows to predict: .csv, .tsv, .parquet.")
+        Path,
+        typer.Argument(
+            metavar="FILE", help="Rows to predict: a file like those of the fit, or a folder."
+        ),
     ],
     *,
     out: Annotated[

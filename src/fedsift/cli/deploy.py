@@ -211,6 +211,7 @@ def _loopback(
 ) -> None:
     from fedsift.cli.commands import free_folder
     from fedsift.cli.output import notes, show, show_json
+    from fedsift.data.paths import site_name
     from fedsift.deployment.loopback import Loopback
     from fedsift.reporting import fit_report
     from fedsift.reporting.tables import next_steps
@@ -222,7 +223,7 @@ def _loopback(
         path = request.out or free_folder(request.source(), "fit", make=False)
         check_free(path, overwrite=request.overwrite)
         request, files = _files(request, count, work)
-        plan = _plan(request, method, asked, [f.stem for f in files], str(path.absolute()))
+        plan = _plan(request, method, asked, [site_name(f) for f in files], str(path.absolute()))
         if check and plan.settings.privacy is not None:
             raise UsageError("--check compares two runs, and private ones differ; leave it out")
         simulated = _simulated(plan, files) if check else None
@@ -272,7 +273,7 @@ def _files(request: Request, count: int, work: Path) -> tuple[Request, list[Path
     from fedsift.studies import Settings
 
     if request.demo is None:
-        files = [Path(file).absolute() for file in request.files or []]
+        files = [Path(file) for file in request.source().files]
         if len(files) != count:
             raise UsageError(f"--loopback {count}, and {len(files)} site files; give one a site")
         return request, files

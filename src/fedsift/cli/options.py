@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
@@ -41,7 +41,8 @@ class Request:
         list[str] | None,
         typer.Argument(
             metavar="SITE...",
-            help="Site files (.csv, .tsv, .parquet): one a site, or any with --site-column.",
+            help="Site files (.csv, .tsv, .csv.gz, .parquet, .h5ad) or their folder: one a site,"
+            " or any with --site-column.",
             rich_help_panel=FILES,
             show_default=False,
         ),
@@ -387,6 +388,7 @@ class Request:
 
     def source(self) -> Source:
         """Return where the data come from, or say what is missing."""
+        from fedsift.data.paths import site_files
         from fedsift.sources import Source
 
         if not self.files and self.demo is None:
@@ -406,8 +408,17 @@ class Request:
                 raise UsageError(f"{flag(name)} goes with {belongs} only; leave it out")
         self._check_demo(given)
         if self.files:
-            given["files"] = [str(Path(file).absolute()) for file in self.files]
+            given["files"] = [str(file.absolute()) for file in site_files(self.files)]
         return Source(**given)
+
+    def said(self, names: Sequence[str]) -> dict[str, str]:
+        """Return the options of a value that were given, as they are written, but for the files."""
+        values = {name: getattr(self, name) for name in names if name != "files"}
+        return {
+            flag(name): str(value)
+            for name, value in values.items()
+            if value is not None and not isinstance(value, bool | list)
+        }
 
     def _check_demo(self, given: Mapping[str, Any]) -> None:
         """Refuse options that the data set would not heed."""
@@ -482,14 +493,20 @@ _FOR_SYNTHETIC = ("samples", "features_total", "informative", "data_seeds")
 _FOR_DEMOS = ("demo", "sites", "partition", "alpha", "shift", "data", *_FOR_SYNTHETIC)
 
 
-def takes_request(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command, whose first argument is a `Request`, the request's fields as options."""
+def takes_request(
+    command: Callable[..., None], only: Sequence[str] | None = None
+) -> Callable[..., None]:
+    """Give a command, whose first argument is a `Request`, the request's fields as options.
+
+    ``only``: those that the command takes; all by default.
+    """
     hints = get_type_hints(Request, include_extras=True)
     shared = [
         inspect.Parameter(
             f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=hints[f.name]
         )
         for f in fields(Request)
+        if only is None or f.name in only
     ]
     own_hints = get_type_hints(command, include_extras=True)
     own = [

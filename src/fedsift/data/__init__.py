@@ -8,7 +8,7 @@ from fedsift.data.golub import KNOWN_GENES, golub38, golub72, golub_raw, golub_r
 from fedsift.data.mapped import MappedWriter, open_mapped, save_mapped
 from fedsift.data.named import NAMED
 from fedsift.data.partition import affine_shift, dirichlet_counts, dirichlet_labels, iid
-from fedsift.data.readers import PredictionTable, read_sites, read_table
+from fedsift.data.readers import PredictionTable, from_frame, read_sites, read_table
 from fedsift.data.remote import RemoteData
 from fedsift.data.roles import of_role, with_roles
 from fedsift.data.splitting import split
@@ -36,6 +36,7 @@ __all__ = [
     "dirichlet_counts",
     "dirichlet_labels",
     "encode",
+    "from_frame",
     "golub38",
     "golub72",
     "golub_raw",

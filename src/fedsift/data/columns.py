@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedsift.data.errors import DataError, counted, listed, nearest
+from fedsift.data.paths import site_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from fedsift.data.tables import Table
 
@@ -62,7 +63,7 @@ class Roles:
 
     def features(self, table: Table) -> list[str]:
         """Return the columns of a table that are left."""
-        taken = {*self.named.values(), *self.drop}
+        taken = {*self.named.values(), *self.drop, *table.annotations}
         return [column for column in table.frame.columns if column not in taken]
 
 
@@ -96,7 +97,7 @@ def common_features(tables: Sequence[Table], roles: Roles, *, intersect: bool) -
 
 def check_stems(files: Sequence[str | Path]) -> None:
     """Refuse files of one name in several folders: rows and sites are named after their file."""
-    for stem, count in Counter(Path(file).stem for file in files).items():
+    for stem, count in Counter(site_name(file) for file in files).items():
         if count > 1:
             raise DataError(
                 f"{count} files are called '{stem}', and sites and rows are named after their file;"

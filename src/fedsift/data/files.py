@@ -1,32 +1,37 @@
-"""From a CSV, TSV or Parquet file to a `Table`; what is wrong with the file's form is said here."""
+"""From a file to a `Table`; what is wrong with the file's form is said here."""
 
 from __future__ import annotations
 
 import csv
-from collections import Counter
+import io
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
 
-from fedsift.data.errors import DataError, counted, listed, nearest
-from fedsift.data.tables import Table
+from fedsift.data.annotated import load_h5ad
+from fedsift.data.errors import DataError, counted, nearest
+from fedsift.data.packed import opened
+from fedsift.data.paths import BINARY, READABLE, SEPARATORS, ending, is_packed
+from fedsift.data.tables import Table, check_names
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator
+    from typing import TextIO
 
 __all__ = ["load_table"]
 
-_SEPARATORS = {".csv": ",", ".tsv": "\t", ".tab": "\t", ".txt": "\t"}
 _NAMES = {",": "comma", "\t": "tab", ";": "semicolon", "|": "vertical bar"}
 
 
 def load_table(path: str | Path, separator: str | None = None) -> Table:
-    """Read a CSV, TSV or Parquet file without interpreting its cells.
+    """Read a CSV, TSV, Parquet or AnnData file without interpreting its cells.
 
     Args:
-        path: file ending in .csv (commas), .tsv, .tab, .txt (tabs) or .parquet.
+        path: file ending in .csv (commas), .tsv, .tab, .txt (tabs), each also packed as .gz,
+            .parquet or .h5ad (`load_h5ad` says how it becomes a table).
         separator: another separator of a text file, one character.
 
     Raises:
@@ -36,20 +41,19 @@ def load_table(path: str | Path, separator: str | None = None) -> Table:
     """
     path = Path(path)
     _check_file(path, separator)
-    if path.suffix.lower() == ".parquet":
+    kind = ending(path)
+    if kind == ".parquet":
         table = _parquet(path)
+    elif kind == ".h5ad":
+        table = load_h5ad(path)
     else:
-        table = _text(path, separator or _SEPARATORS[path.suffix.lower()])
+        table = _text(path, separator or SEPARATORS[kind])
     if not table.frame.height:
         raise DataError(f"{path.name}: has a header but no rows; add the samples")
     return table
 
 
 def _check_file(path: Path, separator: str | None) -> None:
-    if path.is_dir():
-        raise DataError(
-            f"{path}: is a folder, not a file; name the files in it, as {path / '*.csv'}"
-        )
     if not path.is_file():
         folder = path.parent
         others = sorted(file.name for file in folder.glob("*") if file.is_file())
@@ -57,10 +61,12 @@ def _check_file(path: Path, separator: str | None) -> None:
         raise DataError(f"{path}: no such file; {hint}")
     if separator is not None and len(separator.encode()) != 1:
         raise DataError(f"the separator {separator!r} is not one ASCII character; give one, as ';'")
-    if path.suffix.lower() not in {".parquet", *_SEPARATORS} and separator is None:
+    if is_packed(path) and ending(path) in BINARY:
+        raise DataError(f"{path.name}: only text is read packed; unpack it with gunzip")
+    if ending(path) not in {*BINARY, *SEPARATORS} and separator is None:
         raise DataError(
-            f"{path.name}: files ending in '{path.suffix}' are not read; save it as .csv, .tsv or"
-            " .parquet, or name its separator"
+            f"{path.name}: files ending in '{path.suffix}' are not read; save it as {READABLE}, or"
+            " name its separator"
         )
 
 
@@ -72,7 +78,7 @@ def _parquet(path: Path) -> Table:
             f"{path.name}: is not a Parquet file that can be read ({_first_line(error)});"
             " write it anew, or give it the ending of its format"
         ) from error
-    _check_names(path, frame.columns)
+    check_names(path, frame.columns)
     return Table(path, frame, tuple(range(1, frame.height + 1)), "row")
 
 
@@ -88,7 +94,11 @@ def _text(path: Path, separator: str) -> Table:
 def _parsed(path: Path, separator: str) -> Table:
     names, header_line = _header(path, separator)
     try:
-        frame = pl.read_csv(path, separator=separator, infer_schema=False)
+        if is_packed(path):
+            with opened(path) as stream:
+                frame = pl.read_csv(stream.read(), separator=separator, infer_schema=False)
+        else:
+            frame = pl.read_csv(path, separator=separator, infer_schema=False)
     except pl.exceptions.PolarsError as error:
         _check_lengths(path, separator)
         raise DataError(
@@ -110,7 +120,7 @@ def _parsed(path: Path, separator: str) -> Table:
 
 def _header(path: Path, separator: str) -> tuple[list[str], int]:
     """Return the column names and their line, because polars renames repeated names silently."""
-    with path.open(encoding="utf-8-sig", newline="") as stream:
+    with _text_of(path) as stream:
         filled = ((number, line) for number, line in enumerate(stream, start=1) if line.strip())
         number, line = next(filled, (0, ""))
     if not number:
@@ -124,30 +134,13 @@ def _header(path: Path, separator: str) -> tuple[list[str], int]:
             " file anew"
         )
     names = [name.strip() for name in next(csv.reader([line], delimiter=separator))]
-    _check_names(path, names)
+    check_names(path, names)
     return names, number
-
-
-def _check_names(path: Path, names: Sequence[str]) -> None:
-    for place, name in enumerate(names, start=1):
-        if not name:
-            raise DataError(
-                f"{path.name}: column {place} of {len(names)} has no name; name it in the header,"
-                " or remove it"
-            )
-    repeated = [name for name, count in Counter(names).items() if count > 1]
-    if repeated:
-        places = [place for place, name in enumerate(names, start=1) if name == repeated[0]]
-        some = ", ".join(map(str, places[:5])) + (", ..." if len(places) > 5 else "")
-        raise DataError(
-            f"{path.name}: column names are repeated: {listed(repeated)} (the first in columns"
-            f" {some}); rename or remove them"
-        )
 
 
 def _check_lengths(path: Path, separator: str) -> None:
     """Refuse a text file whose lines do not all have as many values as the header."""
-    with path.open(encoding="utf-8-sig", newline="") as stream:
+    with _text_of(path) as stream:
         reader = csv.reader(stream, delimiter=separator)
         rows = (row for row in reader if row)
         expected = len(next(rows))
@@ -158,6 +151,12 @@ def _check_lengths(path: Path, separator: str) -> None:
                     f" {counted(expected, 'column')}; complete the line, or quote values that"
                     f" contain a {_NAMES.get(separator, separator)}"
                 )
+
+
+@contextmanager
+def _text_of(path: Path) -> Iterator[TextIO]:
+    with opened(path) as stream, io.TextIOWrapper(stream, "utf-8-sig", newline="") as text:
+        yield text
 
 
 def _first_line(error: Exception) -> str:

@@ -1,11 +1,11 @@
-"""Site files to `FederatedData`; what is wrong with a file is found here and said in one line."""
+"""Site files and frames to `FederatedData`; what is wrong with them is said in one line."""
 
 from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -15,9 +15,11 @@ from fedsift.data.columns import Roles, check_stems, common_features
 from fedsift.data.errors import DataError, DataWarning, counted, listed, nearest
 from fedsift.data.federated import FederatedData
 from fedsift.data.files import load_table
+from fedsift.data.frames import table_of_frame
 from fedsift.data.grouping import group_rows
 from fedsift.data.missing import refuse_empty, refuse_missing
 from fedsift.data.notes import columns_lost, notes_on_columns, notes_on_target
+from fedsift.data.paths import site_files, site_name
 from fedsift.data.tables import Tables
 
 if TYPE_CHECKING:
@@ -25,7 +27,9 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = ["PredictionTable", "read_sites", "read_table"]
+    from fedsift.data.tables import Table
+
+__all__ = ["PredictionTable", "from_frame", "read_sites", "read_table"]
 
 
 def read_sites(
@@ -49,8 +53,9 @@ def read_sites(
     classes of few rows or almost one name, columns left out and values filled.
 
     Args:
-        paths: CSV (.csv), TSV (.tsv, .tab, .txt) or Parquet (.parquet) files. Without a site
-            column a site has the name of its file, less the ending.
+        paths: CSV (.csv), TSV (.tsv, .tab, .txt), both also packed (.csv.gz), Parquet (.parquet)
+            or AnnData (.h5ad) files; a folder stands for those in it. Without a site column a site
+            has the name of its file, less the ending. Of AnnData the features are those of X.
         target: column to predict.
         site_column: column that names the site.
         id_column: column that names the person; rows of one id stay together in splits. Without
@@ -69,18 +74,65 @@ def read_sites(
         DataError: anything is wrong with the files, in one line with file, line, column and value.
 
     """
-    files = [paths] if isinstance(paths, str | Path) else list(paths)
-    if not files:
-        raise DataError("no site file was given; name one file a site, or one with a site column")
+    files = site_files(paths)
     check_stems(files)
     roles = Roles(target, site_column, id_column, weight_column, tuple(drop))
     tables = Tables(tuple(load_table(path, separator) for path in files))
+    return _joined(tables, roles, outcome, impute, features_in_common=features_in_common)
+
+
+def from_frame(
+    frame: Any,
+    target: str,
+    *,
+    site_column: str,
+    id_column: str | None = None,
+    weight_column: str | None = None,
+    impute: Literal["mean"] | None = None,
+    outcome: str = "auto",
+    drop: Sequence[str] = (),
+) -> FederatedData:
+    """Take the rows of a polars or pandas frame, as `read_sites` does those of files.
+
+    Example:
+        >>> import fedsift, polars
+        >>> frame = polars.DataFrame({"age": [1, 2, 3], "sick": [0, 1, 0], "at": ["a", "b", "a"]})
+        >>> fedsift.data.from_frame(frame, "sick", site_column="at").sizes
+        (2, 1)
+
+    Args:
+        frame: a polars DataFrame or LazyFrame, or a pandas DataFrame, whose index is not looked at.
+        target: column to predict.
+        site_column: column that names the site.
+        id_column: as the following for `read_sites`.
+        weight_column: column of positive sample weights.
+        impute: "mean" or None.
+        outcome: "auto", "regression", "binary" or "multiclass".
+        drop: columns to leave out.
+
+    Raises:
+        DataError: anything is wrong with the frame, in one line with row, column and value.
+    """
+    roles = Roles(target, site_column, id_column, weight_column, tuple(drop))
+    return _joined(Tables((table_of_frame(frame),)), roles, outcome, impute)
+
+
+def _joined(
+    tables: Tables,
+    roles: Roles,
+    outcome: str,
+    impute: Literal["mean"] | None,
+    *,
+    features_in_common: bool = False,
+) -> FederatedData:
+    """Return the rows of all tables, with notes, which are said as a warning to the user's line."""
     roles.check(tables.parts)
+    target = roles.target
     features = common_features(tables.parts, roles, intersect=features_in_common)
     y, kind, classes = code_target(complete_labels(tables, target), outcome, target, tables.where)
-    sites, ids = _sites(tables, site_column), row_ids(tables, id_column)
+    sites, ids = _sites(tables, roles.site), row_ids(tables, roles.id)
     _check_ids(tables, ids, sites)
-    weight = row_weights(tables, weight_column)
+    weight = row_weights(tables, roles.weight)
     values = tables.numbers(features)
     if impute == "mean":
         refuse_empty(tables, features, values)
@@ -103,11 +155,11 @@ def read_sites(
     )
     notes = (
         *columns_lost(tables.parts, roles, features),
-        *notes_on_columns(features, values, ids=id_column is not None),
+        *notes_on_columns(features, values, ids=roles.id is not None),
         *notes_on_target(data),
     )
     for note in notes:
-        warnings.warn(note, DataWarning, stacklevel=2)
+        warnings.warn(note, DataWarning, stacklevel=3)
     return replace(data, notes=notes)
 
 
@@ -128,17 +180,20 @@ def read_table(
     target: str | None = None,
     classes: Sequence[str] = (),
     id_column: str | None = None,
+    usual_id: str | None = None,
     fills: Mapping[str, float] | None = None,
     separator: str | None = None,
 ) -> PredictionTable:
-    """Read the rows of one file for a model that is already there.
+    """Read rows for a model that is already there.
 
     Args:
-        path: CSV, TSV or Parquet file; other columns than those named are ignored.
+        path: a file, or a folder of files, as for `read_sites`; other columns than those named are
+            ignored.
         features: columns to read, in the model's order.
         target: column with the truth; ignored where the file has no such column.
         classes: names of the classes of the target; empty for a measured target.
         id_column: column that names the row; None for "file:line".
+        usual_id: column that does so where there is one of this name and no ``id_column``.
         fills: value for a missing feature (`Standardiser.fills`); without it none may be missing.
         separator: separator of a text file, where it is not the usual one of the ending.
 
@@ -146,8 +201,32 @@ def read_table(
         DataError: a feature or the id column is absent, or a value is wrong, as in `read_sites`.
 
     """
-    table = load_table(path, separator)
-    tables = Tables((table,))
+    tables = Tables(tuple(load_table(file, separator) for file in site_files(path)))
+    for table in tables.parts:
+        _check_present(table, features)
+    if id_column is None and usual_id is not None and tables.have(usual_id):
+        id_column = usual_id
+    if id_column is not None:
+        for table in tables.parts:
+            table.require(id_column, "id")
+    values = tables.numbers(features)
+    for column, name in enumerate(features):
+        if fills and name in fills:
+            values[np.isnan(values[:, column]), column] = fills[name]
+    refuse_missing(tables, features, values)
+    y: Tensor | None = None
+    if target is not None and tables.have(target):
+        labels = complete_labels(tables, target)
+        y = (
+            encode(labels, classes, target, table.where)
+            if classes
+            else torch.from_numpy(tables.numbers([target])[:, 0]).float()
+        )
+    x = torch.from_numpy(values.astype(np.float32))
+    return PredictionTable(x, tuple(features), tuple(row_ids(tables, id_column)), y)
+
+
+def _check_present(table: Table, features: Sequence[str]) -> None:
     present = set(table.frame.columns)
     absent = [name for name in features if name not in present]
     if absent:
@@ -155,23 +234,6 @@ def read_table(
             f"{table.path.name}: {len(absent)} of {counted(len(features), 'feature')} absent:"
             f" {listed(absent)}; {nearest(absent[0], table.frame.columns)}"
         )
-    if id_column is not None:
-        table.require(id_column, "id")
-    values = table.numbers(features)
-    for column, name in enumerate(features):
-        if fills and name in fills:
-            values[np.isnan(values[:, column]), column] = fills[name]
-    refuse_missing(tables, features, values)
-    y: Tensor | None = None
-    if target is not None and target in present:
-        labels = complete_labels(tables, target)
-        y = (
-            encode(labels, classes, target, table.where)
-            if classes
-            else torch.from_numpy(table.numbers([target])[:, 0]).float()
-        )
-    x = torch.from_numpy(values.astype(np.float32))
-    return PredictionTable(x, tuple(features), tuple(row_ids(tables, id_column)), y)
 
 
 def complete_labels(tables: Tables, target: str) -> list[Label]:
@@ -188,13 +250,13 @@ def complete_labels(tables: Tables, target: str) -> list[Label]:
 def _sites(tables: Tables, column: str | None) -> list[str]:
     if column is not None:
         return tables.strings(column, "site")
-    return [part.path.stem for part in tables.parts for _ in part.lines]
+    return [site_name(part.path) for part in tables.parts for _ in part.lines]
 
 
 def row_ids(tables: Tables, column: str | None) -> list[str]:
     if column is not None:
         return tables.strings(column, "id")
-    return [f"{part.path.stem}:{line}" for part in tables.parts for line in part.lines]
+    return [f"{site_name(part.path)}:{line}" for part in tables.parts for line in part.lines]
 
 
 def _check_ids(tables: Tables, ids: Sequence[str], sites: Sequence[str]) -> None:

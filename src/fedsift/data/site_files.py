@@ -33,7 +33,7 @@ class SiteFile:
     """A site's file and what its columns are for.
 
     Attributes:
-        path: CSV, TSV or Parquet.
+        path: a file that `read_sites` reads.
         site: the site's name.
         target, id_column, weight_column, outcome, drop, impute, separator: as for `read_sites`.
         min_rows: rows below which a site does what ``below_min_rows`` says.

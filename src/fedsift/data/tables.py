@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import re
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,14 +13,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from fedsift.data.errors import DataError, counted, nearest
+from fedsift.data.errors import DataError, counted, listed, nearest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from fedsift.data.coding import Label
 
-__all__ = ["MISSING", "Table", "Tables"]
+__all__ = ["MISSING", "Table", "Tables", "check_names"]
 
 MISSING = ("", "NA", "N/A", "n/a", "NaN", "nan", "NAN", "NULL", "null", "None", ".")
 """What counts as a missing value in text, after spaces around it are removed."""
@@ -30,12 +31,16 @@ _DECIMAL_COMMA = re.compile(r"[-+]?\d+,\d+")
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """A file's cells as read; row i stands on line (text) or row (Parquet) ``lines[i]``."""
+    """A file's cells as read; row i stands on line (text) or row (others) ``lines[i]``.
+
+    ``annotations``: columns that say something about the rows and are never features.
+    """
 
     path: Path
     frame: pl.DataFrame
     lines: tuple[int, ...]
     unit: str
+    annotations: frozenset[str] = frozenset()
 
     def where(self, row: int) -> str:
         """Return the place of a row for a message."""
@@ -147,6 +152,10 @@ class Tables:
         """First row of each table, and the number of all rows."""
         return [0, *np.cumsum([part.frame.height for part in self.parts]).tolist()]
 
+    def have(self, column: str) -> bool:
+        """Tell whether all tables have a column."""
+        return all(column in part.frame.columns for part in self.parts)
+
     def where(self, row: int) -> str:
         """Return the place of a row for a message."""
         part = bisect.bisect_right(self.starts, row) - 1
@@ -163,3 +172,21 @@ class Tables:
     def labels(self, column: str) -> list[Label | None]:
         """Return a column's values as they are, None where one is missing."""
         return [value for part in self.parts for value in part.labels(column)]
+
+
+def check_names(path: Path, names: Sequence[str]) -> None:
+    """Refuse columns without a name, or of one name."""
+    for place, name in enumerate(names, start=1):
+        if not name:
+            raise DataError(
+                f"{path.name}: column {place} of {len(names)} has no name; name it in the header,"
+                " or remove it"
+            )
+    repeated = [name for name, count in Counter(names).items() if count > 1]
+    if repeated:
+        places = [place for place, name in enumerate(names, start=1) if name == repeated[0]]
+        some = ", ".join(map(str, places[:5])) + (", ..." if len(places) > 5 else "")
+        raise DataError(
+            f"{path.name}: column names are repeated: {listed(repeated)} (the first in columns"
+            f" {some}); rename or remove them"
+        )

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsift.data.errors import DataError
+from fedsift.data.paths import site_files, site_name
 from fedsift.deployment.plan import Plan
 from fedsift.engines.flower.limits import Limit
 from fedsift.engines.flower.node import Node, Source
@@ -22,22 +23,22 @@ from fedsift.studies import problem_of
 def node(here: Mapping[str, Any], config: Mapping[str, Any]) -> Node:
     """Return a SuperNode's part.
 
-    ``here``: its node configuration: ``data``, the site's file, or several with ``;`` between, each
-    a site; ``site``, the name of the site of a single file, by default the file's, less the ending;
-    ``state``, the folder of what the site keeps, by default beside its file; ``epsilon``, ``delta``
-    and ``privacy-level``: what it tells at most of its rows, in all runs together. Without them a
-    plan's own privacy is kept to.
+    ``here``: its node configuration: ``data``, the site's file, or several with ``;`` between (or
+    their folder), each a site; ``site``, the name of the site of a single file, by default the
+    file's, less the ending; ``state``, the folder of what the site keeps, by default beside its
+    file; ``epsilon``, ``delta`` and ``privacy-level``: what it tells at most of its rows, in all
+    runs together. Without them a plan's own privacy is kept to.
 
     Raises:
         DataError: the configuration names no file.
     """
     plan = Plan.from_config(config)
-    files = [Path(name.strip()) for name in str(here.get("data", "")).split(";") if name.strip()]
-    if not files:
+    named = [name.strip() for name in str(here.get("data", "")).split(";") if name.strip()]
+    if not named:
         raise DataError("the node configuration names no file; add data='/path/to/site.csv'")
-    sources = {}
+    files, sources = site_files(named), {}
     for path in files:
-        name = str(here["site"]) if "site" in here and len(files) == 1 else path.stem
+        name = str(here["site"]) if "site" in here and len(files) == 1 else site_name(path)
         folder = Path(str(here["state"])) / name if "state" in here else folder_beside(path)
         sources[name] = _source(plan, path, name, folder, limit_of(here, plan, folder))
     return Node(sources, problem_of)

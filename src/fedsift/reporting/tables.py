@@ -99,7 +99,7 @@ def _sentence(run: Run) -> Text:
 def feature_table(run: Run, most: int = 30) -> Table:
     """Return the chosen features, most often chosen first."""
     over_splits = any(f.split_frequency is not None for f in run.features)
-    table = _table()
+    table = simple_table()
     table.add_column("feature")
     table.add_column(
         f"chosen by\n{counted(run.settings.seeds, 'seed')}", justify="right", no_wrap=True
@@ -148,7 +148,7 @@ def score_table(run: Run) -> Table | None:
     method = run.settings.method
     cases = results[measure]["n"]
     over = "data set" if "support_recovery" in results else "split"
-    table = _table()
+    table = simple_table()
     table.add_column(
         f"held-out {MEASURES[measure]}, mean of {counted(cases, over)} (95 % interval)"
     )
@@ -179,7 +179,7 @@ def compare_report(facts: Mapping[str, Any]) -> RenderableType:
     measure = _measure(first)
     known = "support_recovery" in first
     over_splits = any("stability_splits" in f for f in figures.values())
-    table = _table()
+    table = simple_table()
     table.add_column("method", no_wrap=True)
     if measure:
         table.add_column(
@@ -272,7 +272,8 @@ def _caution(run: Run) -> str:
     return ""
 
 
-def _table() -> Table:
+def simple_table() -> Table:
+    """Return an empty table of the house style."""
     return Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
 
 

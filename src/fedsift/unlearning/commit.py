@@ -14,6 +14,7 @@ from typing import Any
 from fedsift._version import __version__
 from fedsift.data import FederatedData, of_role
 from fedsift.data.federated import FORGET, RETAIN
+from fedsift.data.paths import site_name
 from fedsift.run_folder import VERSION, checksum, clear_states, clear_unfinished, write_facts
 from fedsift.runs import Run
 from fedsift.sealed import seal, write_atomic
@@ -144,7 +145,7 @@ def _facts(facts: dict[str, Any], data: FederatedData, scope: Scope, salt: str) 
     }
     source = facts["source"]
     if source is not None and source["files"] and source["site_column"] is None:
-        left = [f for f in source["files"] if Path(f).stem not in scope.sites]
+        left = [f for f in source["files"] if site_name(f) not in scope.sites]
         source = source | {"files": left}
     old = facts["results"].get("beside", {})
     results = facts["results"] | {"beside": _without_sites(old, scope, salt)}

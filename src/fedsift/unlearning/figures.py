@@ -11,6 +11,7 @@ import torch
 from fedsift import trees
 from fedsift.data import DataError, FederatedData, RemoteData, of_role, read_table
 from fedsift.data.federated import FORGET, HELD_OUT, RETAIN
+from fedsift.data.paths import site_name
 from fedsift.evaluation import evaluate
 from fedsift.problems import Problem
 from fedsift.runs import Run
@@ -81,7 +82,7 @@ def read_held_out(run: Run, file: Path, data: FederatedData) -> FederatedData:
 
     Args:
         run: says which columns the file must have; others are ignored.
-        file: CSV, TSV or Parquet.
+        file: as for `read_table`.
         data: the rows that the run has seen.
 
     Raises:
@@ -109,6 +110,6 @@ def read_held_out(run: Run, file: Path, data: FederatedData) -> FederatedData:
             raise ValueError(f"row {name!r} of {file} is a row of the run; give rows it never saw")
     return FederatedData(
         x=found.x, y=found.y, weight=torch.ones(len(found.x)), offsets=(0, len(found.x)),
-        sites=(file.stem,), features=found.features, rows=found.rows,
+        sites=(site_name(file),), features=found.features, rows=found.rows,
         outcome=facts["outcome"], classes=tuple(facts["classes"]), target=facts["target"],
     )  # fmt: skip

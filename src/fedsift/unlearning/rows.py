@@ -11,6 +11,7 @@ import torch
 from fedsift import random
 from fedsift.data import FederatedData, of_role
 from fedsift.data.federated import FORGET, RETAIN
+from fedsift.data.paths import site_name
 from fedsift.engines.base import draw_participants
 from fedsift.methods import find_method
 from fedsift.run_folder import RunError
@@ -120,7 +121,7 @@ def _from_source(run: Run) -> tuple[FederatedData | None, tuple[str, ...]]:
         )
     source = Source(**described)
     there = tuple(f for f in source.files if Path(f).exists())
-    away = tuple(Path(f).stem for f in source.files if f not in there)
+    away = tuple(site_name(f) for f in source.files if f not in there)
     if source.files and not there:
         raise RunError(f"none of the files of {run.path} is there: {', '.join(source.files)}")
     source = source.model_copy(update={"files": there})

@@ -13,6 +13,7 @@ import torch
 from fedsift import messages
 from fedsift.data import DataError, FederatedData, Standardiser, of_role, with_roles
 from fedsift.data.errors import NamesError
+from fedsift.data.paths import site_name
 from fedsift.data.remote import Step, block_counts
 from fedsift.data.splitting import in_test, strata_counts
 from fedsift.data.standardise import site_sums
@@ -223,4 +224,4 @@ def taken(data: FederatedData, step: Step) -> FederatedData:
 
 def folder_beside(file: Path) -> Path:
     """Return where a site's state lies by default: beside its file."""
-    return file.with_name(f"{file.stem}.fedsift")
+    return file.with_name(f"{site_name(file)}.fedsift")

@@ -21,7 +21,7 @@ _TEXT = (pl.String, pl.Categorical, pl.Enum)
 class Unreadable(NamedTuple):
     """Cells of a column that are no numbers: how many, and where the first is."""
 
-    count: int
+    cells: int
     first: str
 
 
@@ -54,7 +54,7 @@ def read_cells(tables: Tables, columns: Sequence[str]) -> Cells:
             bad[name] = Unreadable(count + len(rows), first)
     values = np.concatenate(pieces)
     present = dict(zip(columns, (~np.isnan(values)).sum(0).tolist(), strict=True))
-    text = [name for name, cells in bad.items() if cells.count > present[name]]
+    text = [name for name, cells in bad.items() if cells.cells > present[name]]
     numbers = [place for place, name in enumerate(columns) if name not in set(text)]
     return Cells(
         names=tuple(columns[place] for place in numbers),

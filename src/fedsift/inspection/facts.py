@@ -136,10 +136,7 @@ def _column_facts(cells: Cells, lost: Sequence[str]) -> dict[str, Any]:
         "text": dict(cells.text),
         "constant": constant,
         "empty": empty,
-        "unreadable": {
-            name: {"cells": cell.count, "first": cell.first}
-            for name, cell in cells.unreadable.items()
-        },
+        "unreadable": {name: wrong._asdict() for name, wrong in cells.unreadable.items()},
     }
 
 

@@ -100,7 +100,8 @@ def drift(
             continue
         smd, beyond = _differences(values[chosen], values[rest], LEVEL / tests)
         by_site[site] = int(beyond.sum())
-        found += [(float(smd[place]), names[place], site) for place in np.flatnonzero(beyond)]
+        places: list[int] = np.flatnonzero(beyond).tolist()
+        found += [(float(smd[place]), names[place], site) for place in places]
     largest: dict[str, dict[str, Any]] = {}
     for difference, name, site in sorted(found, key=lambda entry: -abs(entry[0])):
         largest.setdefault(name, {"column": name, "site": site, "smd": difference})

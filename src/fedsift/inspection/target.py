@@ -44,7 +44,7 @@ def target_facts(
     known = [row for row, label in enumerate(labels) if label is not None]
     present = [label for label in labels if label is not None]
     facts: dict[str, Any] = {"name": target, "missing": len(labels) - len(known)}
-    nothing = {"outcome": None, "classes": {}, "by_site": {}}
+    nothing: dict[str, Any] = {"outcome": None, "classes": {}, "by_site": {}}
     try:
         coded = code_target(present, outcome, target)
     except DataError:

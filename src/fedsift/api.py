@@ -46,6 +46,7 @@ class Options(TypedDict, total=False):
     batch_size: int | None
     tuning_rounds: int
     ridge: float
+    covariate_ridge: float
     early_stop: int | None
     gate: Literal["feature", "scalar"]
     engine: Literal["vectorized", "loop"]

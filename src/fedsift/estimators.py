@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -18,10 +19,11 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
 from fedsift.data import FederatedData, Standardiser
+from fedsift.data.errors import nearest
 from fedsift.data.standardise import How
 from fedsift.methods import Messages, find_method
 from fedsift.selection import inclusion_probability
-from fedsift.studies import Case, Settings, check_request, fit_case
+from fedsift.studies import Case, Settings, check_request, fit_case, slopes_of
 
 MOST = 10  # features that are kept where nobody said how many
 
@@ -39,6 +41,9 @@ class FederatedSparse(SelectorMixin, BaseEstimator):
         messages: ``auto``, ``dense``, ``feedback`` or ``paper``.
         standardise: ``feature``, ``array`` (rows, then centred features), ``row`` or ``none``.
         ridge: weight of the refit's penalty, in units of one sample.
+        covariates: columns of X, by name or number, that stay in the model whatever is chosen and
+            count apart from ``n_features``; categories as columns of 0 and 1.
+        covariate_ridge: weight of their penalty.
         tuning_rounds: rounds of the refit.
         random_state: an int fixes all numbers; None draws one.
 
@@ -46,7 +51,8 @@ class FederatedSparse(SelectorMixin, BaseEstimator):
         coef_: [d] for one output, else [K, d]; per unit of the feature, for ``array`` per unit of
             the standardised row. 0 for features that are not kept.
         intercept_: a number for one output, else [K].
-        support_: [d] bool, the features that are kept.
+        support_: [d] bool, the features that are chosen; ``transform`` keeps covariates, too.
+        covariates_: [d] bool, the covariates.
         inclusion_probability_: [d], the share of the seeds that chose each feature.
         n_features_in_, feature_names_in_: as in scikit-learn.
         standardiser_: brings rows to standard units.
@@ -65,6 +71,8 @@ class FederatedSparse(SelectorMixin, BaseEstimator):
         messages: Messages = "auto",
         standardise: How = "feature",
         ridge: float = 1.0,
+        covariates: Sequence[str | int] | None = None,
+        covariate_ridge: float = 0.0,
         tuning_rounds: int = 100,
         random_state: int | np.random.RandomState | None = 0,
     ) -> None:
@@ -77,6 +85,8 @@ class FederatedSparse(SelectorMixin, BaseEstimator):
         self.messages = messages
         self.standardise = standardise
         self.ridge = ridge
+        self.covariates = covariates
+        self.covariate_ridge = covariate_ridge
         self.tuning_rounds = tuning_rounds
         self.random_state = random_state
 
@@ -85,7 +95,11 @@ class FederatedSparse(SelectorMixin, BaseEstimator):
         if sites is not None:
             sites = column_or_1d(sites)
         data = FederatedData.from_arrays(x, y, sites=sites, outcome=outcome)
-        settings = self._settings(data.n_features)
+        self.covariates_ = self._covariate_mask(data.n_features)
+        names = np.asarray(data.features)
+        if self.covariates_.any():
+            data = data.with_covariates(names[self.covariates_].tolist())
+        settings = self._settings(data.n_candidates)
         if find_method(self.method).rows == "alone":
             msg = f"method {self.method!r} fits each site alone; name one that gives one model"
             raise ValueError(msg)
@@ -93,7 +107,7 @@ class FederatedSparse(SelectorMixin, BaseEstimator):
         self.standardiser_ = Standardiser.fit(data, self.standardise)
         fit = fit_case(Case("all rows", data), settings, self.standardiser_)
         params = {name: leaf.double() for name, leaf in fit.ensemble().items()}
-        weight, bias = params["weight"], params["bias"]
+        weight, bias = slopes_of(params), params["bias"]
         if self.standardise == "feature":
             scale = self.standardiser_.scale
             weight = torch.where(scale > 0, weight / torch.where(scale > 0, scale, 1.0), 0.0)
@@ -101,13 +115,32 @@ class FederatedSparse(SelectorMixin, BaseEstimator):
         if data.outcome == "regression":
             weight = weight * self.standardiser_.target_scale
             bias = bias * self.standardiser_.target_scale + self.standardiser_.target_mean
-        self._weight, self._bias = weight.numpy(), bias.numpy()
+        # From the order of the fit, covariates last, to that of the columns of X.
+        own, stay = np.flatnonzero(~self.covariates_), np.flatnonzero(self.covariates_)
+        self._places = np.argsort(np.concatenate([own, stay]))
+        self._weight, self._bias = weight.numpy()[:, self._places], bias.numpy()
         one = len(self._weight) == 1
         self.coef_ = self._weight[0] if one else self._weight
         self.intercept_ = float(self._bias[0]) if one else self._bias
-        self.support_ = (self._weight != 0).any(0)
-        self.inclusion_probability_ = inclusion_probability((fit.weights != 0).any(1)).numpy()
+        self.support_ = (self._weight != 0).any(0) & ~self.covariates_
+        self.inclusion_probability_ = np.ones(len(names))
+        self.inclusion_probability_[~self.covariates_] = inclusion_probability(
+            (fit.weights != 0).any(1)
+        ).numpy()
         self.history_ = fit.history
+
+    def _covariate_mask(self, width: int) -> NDArray[np.bool_]:
+        """Return which columns of X are covariates."""
+        mask = np.zeros(width, dtype=bool)
+        names = list(getattr(self, "feature_names_in_", ()))
+        known = names or [f"0 to {width - 1}"]
+        for item in self.covariates or ():
+            place = names.index(item) if item in names else item
+            if not isinstance(place, int | np.integer) or not 0 <= place < width:
+                msg = f"covariates: X has no column {item!r}; {nearest(str(item), known)}"
+                raise ValueError(msg)
+            mask[place] = True
+        return mask
 
     def _settings(self, width: int) -> Settings:
         kept = self.n_features
@@ -127,6 +160,7 @@ class FederatedSparse(SelectorMixin, BaseEstimator):
             messages=self.messages,
             standardise=self.standardise,
             ridge=self.ridge,
+            covariate_ridge=self.covariate_ridge,
             tuning_rounds=self.tuning_rounds,
         )
 
@@ -135,13 +169,15 @@ class FederatedSparse(SelectorMixin, BaseEstimator):
         check_is_fitted(self)
         values = validate_data(self, x, reset=False, dtype=np.float64)
         if self.standardiser_.whole_rows:
-            values = self.standardiser_.transform(torch.tensor(values)).double().numpy()
+            names = [f"x{place}" for place in range(values.shape[1])]
+            rows = self.standardiser_.transform(torch.tensor(values), names)
+            values = rows.double().numpy()[:, self._places]
         output: NDArray[np.float64] = values @ self._weight.T + self._bias
         return output
 
     def _get_support_mask(self) -> NDArray[np.bool_]:
         check_is_fitted(self)
-        support: NDArray[np.bool_] = self.support_
+        support: NDArray[np.bool_] = self.support_ | self.covariates_
         return support
 
 

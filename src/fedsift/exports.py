@@ -31,12 +31,14 @@ KINDS = {"coefficients": ".csv", "state_dict": ".safetensors", "onnx": ".onnx"}
 def predictions(run: Run, file: Path, id_column: str | None = None) -> str:
     """Return a CSV table: id, prediction, and the probability of each class."""
     data, source = run.facts["data"], run.facts["source"] or {}
+    candidates = set(run.standardiser.candidates)
     rows = read_table(
         file,
-        run.needed,
+        [name for name in run.needed if name in candidates],
         id_column=id_column,
         usual_id=source.get("id_column"),
         fills=run.standardiser.fills,
+        covariates=run.standardiser.covariates,
         separator=source.get("separator"),
     )
     text = io.StringIO()
@@ -121,8 +123,7 @@ def original_units(run: Run) -> tuple[tuple[str, ...], Tensor, Tensor]:
     ``w_j = t w'_j / s_j`` and ``b = t (b' - Σ w'_j m_j / s_j) + t_0``, with m, s the features' mean
     and scale, t and t_0 the target's. Rows of an array must be standardised over themselves first.
     """
-    full, weight = run.standardiser, run.params["weight"].double()
-    used = (weight != 0).any(0)
+    full, weight, used = run.standardiser, run.slopes.double(), run.used
     scale, mean = full.scale[used], full.mean[used]
     safe = torch.where(scale > 0, scale, 1.0)
     slopes = torch.where(scale > 0, weight[:, used] / safe, 0.0)
@@ -168,6 +169,7 @@ class LinearModule(nn.Module):
         super().__init__()
         self.how, self.outcome = standardiser.how, outcome
         self.whole_rows = standardiser.whole_rows
+        self.n_candidates = standardiser.n_candidates
         self.target = (standardiser.target_scale, standardiser.target_mean)
         known = standardiser.scale > 0
         inverse = torch.where(known, 1.0 / torch.where(known, standardiser.scale, 1.0), 0.0)
@@ -180,8 +182,10 @@ class LinearModule(nn.Module):
         """Return [n, K] from [n, d]."""
         rows = x.double()
         if self.whole_rows:
-            rows = rows - rows.mean(1, keepdim=True)
-            rows = rows / (rows.square().sum(1, keepdim=True) / (rows.shape[1] - 1)).sqrt()
+            own, rest = rows[:, : self.n_candidates], rows[:, self.n_candidates :]
+            own = own - own.mean(1, keepdim=True)
+            own = own / (own.square().sum(1, keepdim=True) / (own.shape[1] - 1)).sqrt()
+            rows = torch.cat([own, rest], 1)
         if self.how != "none":
             rows = (rows - self.mean) * self.scale
         output = rows @ self.weight.T + self.bias

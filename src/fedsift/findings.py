@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from fedsift.data import FederatedData
+from fedsift.data import FederatedData, Standardiser
 from fedsift.selection import (
     Interval,
     inclusion_probability,
@@ -18,6 +18,7 @@ from fedsift.selection import (
     t_interval,
 )
 from fedsift.studies import Case, Fit
+from fedsift.trees import Tree
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,22 @@ class Feature:
     weight_low: float
     weight_high: float
     description: str = ""
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What a covariate does in the reported model.
+
+    ``coefficient`` is in units of the target (log-odds or scores for classes), per unit of a
+    measured covariate, or of ``level`` against ``reference``. ``output``: the class that it is for,
+    with more than two.
+    """
+
+    covariate: str
+    level: str | None
+    reference: str | None
+    output: str | None
+    coefficient: float
 
 
 def method_figures(
@@ -118,7 +135,7 @@ def guessing(train: FederatedData, test: FederatedData) -> float:
 def recovery(fit: Fit, case: Case) -> tuple[float, float]:
     """Return the share of the true features found, by the seeds on average and by the ensembles."""
     truth = case.truth or frozenset()
-    true = torch.tensor([name in truth for name in case.train.features])
+    true = torch.tensor([name in truth for name in case.train.candidates])
     chosen = (fit.weights != 0).any(1)
     together = (fit.ensembles()["weight"] != 0).any(1)
     share = [float((c & true).sum(1).double().mean() / true.sum()) for c in (chosen, together)]
@@ -182,6 +199,26 @@ def feature_table(fit: Fit, case: Case, split_fits: Sequence[Fit]) -> tuple[Feat
             )
         )
     return tuple(sorted(rows, key=lambda f: (-f.inclusion_probability, -abs(f.weight))))
+
+
+def effects(params: Tree, standardiser: Standardiser, classes: Sequence[str]) -> list[Effect]:
+    """Return what each covariate does in a model, in the order of their columns."""
+    if not standardiser.covariates:
+        return []
+    scale = standardiser.scale[standardiser.n_candidates :]
+    slopes = torch.where(scale > 0, params["covariate"] / torch.where(scale > 0, scale, 1.0), 0.0)
+    slopes = slopes * standardiser.target_scale
+    places = [
+        (one.name, level, one.levels[0] if level else None)
+        for one in standardiser.covariates
+        for level in one.levels[1:] or (None,)
+    ]
+    outputs = classes if len(slopes) > 1 else (None,)
+    return [
+        Effect(name, level, reference, output, slope)
+        for (name, level, reference), column in zip(places, slopes.T.tolist(), strict=True)
+        for output, slope in zip(outputs, column, strict=True)
+    ]
 
 
 def candidates(fit: Fit, case: Case, count: int = 20) -> list[dict[str, Any]]:

@@ -171,7 +171,10 @@ def remade(recipe: Mapping[str, Any], base: Callable[[Mapping[str, Any]], Proble
         return base(recipe)
     problem = remade(recipe["of"], base)
     if "ridge" in recipe:
-        return problem.with_ridge(recipe["ridge"])
+        return problem.with_ridge(recipe["ridge"], recipe["leaves"])
+    if "beginning" in recipe:
+        told = recipe["beginning"]
+        return problem.beginning({leaf: torch.tensor(value) for leaf, value in told.items()})
     if "gated" in recipe:
         return gated(problem)
     name, n_classes, loss, temperature = recipe["forgetting"]

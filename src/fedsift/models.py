@@ -85,6 +85,45 @@ def linear(
     return Model(init, apply, gates, pullback, apart=apart)
 
 
+def with_covariates(model: Model, count: int, n_outputs: int = 1) -> Model:
+    """Return a model plus ``z Cᵀ``, for rows whose last ``count`` numbers z are covariates.
+
+    C [K, count] is the leaf ``covariate``, without gates and zero at the start; the model itself
+    sees the other numbers of a row.
+    """
+
+    def own(params: Tree) -> Tree:
+        return {leaf: value for leaf, value in params.items() if leaf != "covariate"}
+
+    def init(key: Tensor) -> Tree:
+        start = model.init(key)
+        dtype = next(iter(start.values())).dtype
+        return {**start, "covariate": torch.zeros(n_outputs, count, dtype=dtype)}
+
+    def apply(params: Tree, x: Tensor, key: Tensor | None) -> Tensor:
+        slopes = params["covariate"]
+        explained = (slopes @ x[..., -count:].to(slopes.dtype).T).T
+        return model.apply(own(params), x[..., :-count], key) + explained
+
+    def pullback(params: Tree, x: Tensor, cotangent: Tensor) -> Tree:
+        assert model.pullback is not None  # noqa: S101  used only where the model has one
+        dtype = params["covariate"].dtype
+        slopes = cotangent.to(dtype).T @ x[..., -count:].to(dtype)
+        return {
+            **model.pullback(own(params), x[..., :-count], cotangent),
+            "covariate": slopes,
+        }
+
+    return Model(
+        init,
+        apply,
+        model.gates,
+        None if model.pullback is None else pullback,
+        model.draws,
+        None if model.apart is None else with_covariates(model.apart, count, n_outputs),
+    )
+
+
 class KeyedDropout(nn.Module):
     """Dropout whose mask is a function of a key, so that lanes and reruns agree."""
 

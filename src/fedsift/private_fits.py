@@ -76,6 +76,8 @@ def check_data(methods: Sequence[str], data: FederatedData) -> None:
         " which has no noise; privacy takes classes alone": data.outcome == "regression",
         "missing values are filled with means over the rows, which have no noise; fill them before,"
         " with values that are known": data.missing is not None,
+        "covariates are fitted first, and their levels told, without noise; leave them out, or the"
+        " privacy": bool(data.covariates),
     }
     for message, is_wrong in wrong.items():
         if is_wrong:

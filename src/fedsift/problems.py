@@ -6,7 +6,7 @@ same parameters. Algorithms see nothing else of the model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeAlias
 
@@ -90,15 +90,15 @@ class Problem:
     apart: Problem | None = None
     recipe: Mapping[str, Any] | None = None
 
-    def with_ridge(self, strength: float) -> Problem:
-        """Return the problem with ``strength/2 · ‖gated parameters‖²`` added to the loss."""
+    def with_ridge(self, strength: float, leaves: Sequence[str] | None = None) -> Problem:
+        """Return the problem with ``strength/2 · ‖leaves‖²`` added to the loss; None: all gated."""
+        named = tuple(self.gates.views) if leaves is None else tuple(leaves)
 
         def ridged(operator: Operator) -> Operator:
             def field_with_ridge(params: Tree, batch: Batch) -> Tree:
                 field_value = operator(params, batch)
                 return {
-                    k: v + strength * params[k] if k in self.gates.views else v
-                    for k, v in field_value.items()
+                    k: v + strength * params[k] if k in named else v for k, v in field_value.items()
                 }
 
             return field_with_ridge
@@ -106,9 +106,18 @@ class Problem:
         return replace(
             self,
             operators={k: ridged(f) for k, f in self.operators.items()},
-            apart=None if self.apart is None else self.apart.with_ridge(strength),
-            recipe=self.wrapped(ridge=strength),
+            apart=None if self.apart is None else self.apart.with_ridge(strength, leaves),
+            recipe=self.wrapped(ridge=strength, leaves=None if leaves is None else list(leaves)),
         )
+
+    def beginning(self, leaves: Tree) -> Problem:
+        """Return the problem whose start has these leaves; a run's start costs no message."""
+
+        def init(key: Tensor) -> Tree:
+            return {**self.init(key), **leaves}
+
+        told = {leaf: value.tolist() for leaf, value in leaves.items()}
+        return replace(self, init=init, recipe=self.wrapped(beginning=told))
 
     def wrapped(self, **how: Any) -> dict[str, Any] | None:
         """Return the recipe of a problem that is made of this one."""

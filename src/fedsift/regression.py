@@ -65,7 +65,9 @@ def pseudo_rows(gram: Array, xy: Array) -> tuple[Array, Array]:
     return root[:, None] * vectors[:, real].T, (vectors[:, real].T @ xy) / root
 
 
-def best_subset(moments: Moments, kept: int, rows: float = 1.0) -> tuple[Array, float]:
+def best_subset(
+    moments: Moments, kept: int, rows: float = 1.0, covariates: int = 0
+) -> tuple[Array, float]:
     """Return the weights [d] of the best ``kept`` features by abess, and the intercept.
 
     The better of two searches by their squared error: one that begins at ``kept`` features, one
@@ -76,6 +78,8 @@ def best_subset(moments: Moments, kept: int, rows: float = 1.0) -> tuple[Array, 
         moments: of the rows.
         kept: features to keep.
         rows: their number, for abess judges a gain by the sum of squares.
+        covariates: the last columns that stay in besides, by what is left of the others and of y
+            without them (Frisch and Waugh, 1933).
 
     Raises:
         ValueError: abess is not installed.
@@ -85,6 +89,8 @@ def best_subset(moments: Moments, kept: int, rows: float = 1.0) -> tuple[Array, 
     check_abess()
     from abess import LinearRegression
 
+    if covariates:
+        return _beside_covariates(moments, kept, rows, covariates)
     gram, xy = moments.centred()
     x, y = pseudo_rows(rows * gram, rows * xy)
     found = []
@@ -97,6 +103,22 @@ def best_subset(moments: Moments, kept: int, rows: float = 1.0) -> tuple[Array, 
         solver.fit(x, y)
         found.append(np.asarray(solver.coef_, dtype=np.float64))
     weights = min(found, key=lambda w: float(w @ gram @ w - 2.0 * xy @ w))
+    return weights, moments.intercept(weights)
+
+
+def _beside_covariates(
+    moments: Moments, kept: int, rows: float, covariates: int
+) -> tuple[Array, float]:
+    """Return the weights of the best features on what covariates leave, and those of both."""
+    gram, xy = moments.centred()
+    own, stay = slice(None, -covariates), slice(-covariates, None)
+    inverse = np.linalg.pinv(gram[stay, stay], rcond=NEGLIGIBLE, hermitian=True)
+    of_features, of_target = inverse @ gram[stay, own], inverse @ xy[stay]
+    left = gram[own, own] - gram[own, stay] @ of_features
+    zero = np.zeros(len(left))
+    rest = Moments(zero, 0.0, left, xy[own] - gram[own, stay] @ of_target)
+    weights, _ = best_subset(rest, kept, rows)
+    weights = np.concatenate([weights, of_target - of_features @ weights])
     return weights, moments.intercept(weights)
 
 

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from fedsift.data import Standardiser
-from fedsift.findings import Feature
+from fedsift.findings import Effect, Feature, effects
 from fedsift.outcomes import make_outcome
 from fedsift.run_folder import (
     CHECKPOINTS,
@@ -29,7 +29,7 @@ from fedsift.run_folder import (
     write_facts,
 )
 from fedsift.sealed import seal, unseal, write_atomic
-from fedsift.studies import Case, Fit, Settings
+from fedsift.studies import Case, Fit, Settings, slopes_of
 
 
 @dataclass(frozen=True)
@@ -89,17 +89,35 @@ class Run:
         """
         if self.standardiser.whole_rows:
             return self.standardiser.features
-        used = (self.params["weight"] != 0).any(0).tolist()
+        used = self.used.tolist()
         return tuple(
             name for name, use in zip(self.standardiser.features, used, strict=True) if use
         )
 
+    @property
+    def effects(self) -> list[Effect]:
+        """What each covariate does in the model."""
+        return effects(self.params, self.standardiser, self.facts["data"]["classes"])
+
+    @property
+    def slopes(self) -> Tensor:
+        """Weights of all columns, [K, d]: of the features, then of the covariates."""
+        return slopes_of(self.params)
+
+    @property
+    def used(self) -> Tensor:
+        """Which columns a prediction depends on, bool [d]; covariates always count."""
+        used = (self.slopes != 0).any(0)
+        if self.standardiser.covariates:
+            used[self.standardiser.n_candidates :] = True
+        return used
+
     def compact(self) -> tuple[Standardiser, Tensor, Tensor]:
         """Return (standardiser, weight [K, n], bias [K]) of the n needed features alone."""
-        full, weight = self.standardiser, self.params["weight"]
+        full, weight = self.standardiser, self.slopes
         if full.whole_rows:
             return full, weight, self.params["bias"]
-        used = (weight != 0).any(0)
+        used = self.used
         part = replace(full, features=self.needed, mean=full.mean[used], scale=full.scale[used])
         return part, weight[:, used], self.params["bias"]
 
@@ -149,7 +167,8 @@ def load_run(path: str | Path) -> Run:
         raise RunError(msg)
     read_checked(path, "model.safetensors", facts)
     stored, meta = unseal(path / "model.safetensors")
-    params = {name: stored[name] for name in ("weight", "bias")}  # the order of messages
+    leaves = ("weight", "bias", "covariate")  # the order of messages
+    params = {name: stored[name] for name in leaves if name in stored}
     standardiser = Standardiser.from_dict(meta["standardiser"])
     table = read_checked(path, "features.csv", facts).decode()
     features = tuple(_feature(row) for row in csv.DictReader(io.StringIO(table, newline="")))

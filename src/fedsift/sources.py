@@ -66,6 +66,7 @@ class Source(BaseModel):
     impute: Literal["mean"] | None = None
     outcome: Literal["auto", "regression", "binary", "multiclass"] = "auto"
     drop: tuple[str, ...] = ()
+    covariates: tuple[str, ...] = ()
     separator: str | None = None
     demo: Demo | None = None
     sites: int = Field(SITES, ge=1)
@@ -122,6 +123,7 @@ class Source(BaseModel):
                 impute=self.impute,
                 outcome=self.outcome,
                 drop=self.drop,
+                covariates=self.covariates,
                 separator=self.separator,
             )
         pooled = golub38() if self.demo == "golub" else golub72(self.data)

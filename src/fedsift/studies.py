@@ -49,9 +49,11 @@ class Settings(BaseModel):
     fifth of the training rows, which then only validate. ``min_cell`` leaves out of results and
     files what is known from fewer rows than that: a site's own score, counts of a site or a class,
     notes on the data; ``round_counts`` rounds the counts that are told to multiples of it.
-    ``knobs`` are hyperparameters of the method's algorithm by name, such as ``entropy``. With
-    ``privacy`` the search of all seeds and the refit of the ensemble share its budget; seeds are
-    not refitted, and ``ridge`` is in units of a site where sites are protected.
+    ``knobs`` are hyperparameters of the method's algorithm by name, such as ``entropy``.
+    ``covariate_ridge`` is the weight of the penalty of covariates, in the units of ``ridge``, in
+    the search as in the refit. With ``privacy`` the search of all seeds and the refit of the
+    ensemble share its budget; seeds are not refitted, and ``ridge`` is in units of a site where
+    sites are protected.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -75,6 +77,7 @@ class Settings(BaseModel):
     batch_size: int | None = Field(None, ge=1)
     tuning_rounds: int = Field(100, ge=1)
     ridge: float = Field(1.0, ge=0, allow_inf_nan=False)
+    covariate_ridge: float = Field(0.0, ge=0, allow_inf_nan=False)
     early_stop: int | None = Field(None, ge=1)
     gate: Literal["feature", "scalar"] = "feature"
     engine: Literal["vectorized", "loop"] = "vectorized"
@@ -161,8 +164,8 @@ def check_request(settings: Settings, methods: Sequence[str], data: FederatedDat
     if settings.privacy is not None:
         check_data(methods, data)
         check_settings(dict(settings))
-    kept = settings.kept(data.n_features)
-    density = kept / data.n_features
+    kept = settings.kept(data.n_candidates)
+    density = kept / data.n_candidates
     algorithms = [search_algorithm(settings, find_method(name), density) for name in methods]
     problem = linear_problem(data, settings.gate)
     for name, algorithm in zip(methods, algorithms, strict=True):
@@ -247,18 +250,26 @@ class Fit:
 
 def linear_problem(data: FederatedData, gate: models.GateUnit = "feature") -> Problem:
     """Return the linear problem for the data's target, one object for data of one shape."""
-    return _linear_problem(data.n_features, data.outcome, len(data.classes), gate)
+    covariates = data.n_features - data.n_candidates
+    return _linear_problem(data.n_candidates, data.outcome, len(data.classes), gate, covariates)
 
 
 @cache
 def _linear_problem(
-    n_features: int, outcome: str, n_classes: int, gate: models.GateUnit
+    n_features: int, outcome: str, n_classes: int, gate: models.GateUnit, covariates: int
 ) -> Problem:
     outputs = n_classes if outcome == "multiclass" else 1
-    problem = supervised(
-        models.linear(n_features, outputs, gate=gate), make_outcome(outcome, n_classes)
-    )
-    return replace(problem, recipe={"linear": [n_features, outcome, n_classes, gate]})
+    model = models.linear(n_features, outputs, gate=gate)
+    if covariates:
+        model = models.with_covariates(model, covariates, outputs)
+    problem = supervised(model, make_outcome(outcome, n_classes))
+    return replace(problem, recipe={"linear": [n_features, outcome, n_classes, gate, covariates]})
+
+
+def slopes_of(params: Tree) -> Tensor:
+    """Return a linear model's weights of all columns, [..., K, d], those of covariates last."""
+    parts = [params[leaf] for leaf in ("weight", "covariate") if leaf in params]
+    return torch.cat(parts, -1)
 
 
 def problem_of(recipe: Mapping[str, Any]) -> Problem:
@@ -292,12 +303,19 @@ def fit_case(
     settings = effective(settings)
     rows = standardiser.apply(case.train)
     rows = rows.pooled() if method.rows == "pooled" else rows
-    problem = linear_problem(rows, settings.gate)
+    problem = with_covariate_ridge(linear_problem(rows, settings.gate), rows, settings, method)
     kept = settings.kept(problem.gates.size)
     if standardiser.learned or settings.privacy is not None:
         joins = None
     private = planned_privacy(rows, settings)
     settings = settings.model_copy(update={"privacy": private and private[0]})
+    first = _covariates_first(
+        problem, rows, settings, method, _tell(progress, "covariates"), checkpoint
+    )
+    if first is not None:
+        problem = problem.beginning(
+            {leaf: value[0] for leaf, value in first.params.items() if leaf != "weight"}
+        )
     search = _search(
         problem, rows, settings, method, kept, _tell(progress, "search"), checkpoint, repeats, joins
     )
@@ -322,7 +340,9 @@ def fit_case(
     if private is not None:
         final = trees.map_tensors(lambda a, b: torch.cat([a, b]), params, final)
     scores = {} if case.test is None else evaluate(problem, final, standardiser.apply(case.test))
-    up, down = _bytes_sent(method, rows, search, tuned)
+    stages = {"covariates": first, "search": search, "refit": tuned}
+    done = {name: run for name, run in stages.items() if run is not None}
+    up, down = _bytes_sent(method, rows, list(done.values()))
     return Fit(
         masks=masks,
         magnitudes=magnitudes,
@@ -332,11 +352,10 @@ def fit_case(
         scores=scores,
         bytes_up=up,
         bytes_down=down,
-        bytes_dense=_dense_bytes(search) + _dense_bytes(tuned),
+        bytes_dense=sum(map(_dense_bytes, done.values())),
         bytes_formula=_visits(search) * method.formula(problem.gates.size, kept),
         plan=(search.plan or Plan())._asdict(),
-        history=[{"stage": "search", **r} for r in search.history]
-        + [{"stage": "refit", **r} for r in tuned.history],
+        history=[{"stage": name, **r} for name, run in done.items() for r in run.history],
         privacy={} if private is None else promise(private[0], int(tuned.spent.max())),
     )
 
@@ -371,17 +390,15 @@ def planned_privacy(rows: FederatedData, settings: Settings) -> tuple[Privacy, i
     return settings.privacy.planned(releases), releases
 
 
-def _bytes_sent(
-    method: Method, rows: FederatedData, search: Training, tuned: Training
-) -> tuple[int, int]:
+def _bytes_sent(method: Method, rows: FederatedData, stages: Sequence[Training]) -> tuple[int, int]:
     """Return the bytes up and down: nothing for sites alone, the rows once for pooled ones."""
     if method.rows == "alone":
         return 0, 0
     if method.rows == "pooled":
         return 4 * rows.n_samples * (rows.n_features + 1), 0
     return (
-        int(search.bytes_up.sum() + tuned.bytes_up.sum()),
-        int(search.bytes_down.sum() + tuned.bytes_down.sum()),
+        sum(int(run.bytes_up.sum()) for run in stages),
+        sum(int(run.bytes_down.sum()) for run in stages),
     )
 
 
@@ -444,6 +461,50 @@ def _search(
     )
 
 
+def with_covariate_ridge(
+    problem: Problem, rows: FederatedData, settings: Settings, method: Method
+) -> Problem:
+    """Return the problem with the penalty of the covariates, if there is one."""
+    if not (rows.covariates and settings.covariate_ridge):
+        return problem
+    total = float(rows.weight.sum()) / (rows.n_sites if method.rows == "alone" else 1)
+    return problem.with_ridge(settings.covariate_ridge / total, ("covariate",))
+
+
+def _covariates_first(
+    problem: Problem,
+    rows: FederatedData,
+    settings: Settings,
+    method: Method,
+    callback: Callback | None,
+    checkpoint: StageCheckpoint | None,
+) -> Training | None:
+    """Fit the covariates and the intercept alone, from which the search begins.
+
+    So features are told apart by what they add to the covariates, from the first round on. None
+    without covariates, for a method that solves at once, and for sites alone, which begin at zero.
+    """
+    if not rows.covariates or method.once or method.rows == "alone":
+        return None
+    algorithm = _tuning(settings)
+    nothing = torch.zeros(problem.gates.size)
+    start = algorithm.start(problem, problem.init(torch.zeros((), dtype=torch.int64)), nothing)
+    return train(
+        problem,
+        rows,
+        algorithm,
+        seeds=[settings.seed],
+        start=trees.stack([start]),
+        weights=settings.weights,
+        aggregator=_aggregator(settings, method),
+        engine=settings.engine,
+        compile=False,
+        evaluate_every=settings.evaluate_every,
+        callback=callback,
+        checkpoint=checkpoint and checkpoint.named("covariates"),
+    )
+
+
 def _tuning(settings: Settings) -> Tuning:
     """Return the algorithm of a refit; its step is measured unless that would tell of the rows."""
     step = None if settings.privacy is None else settings.learning_rate
@@ -465,7 +526,7 @@ def _refit(
     Only the features that some lane chose are looked at. Return the parameters for all features,
     leaves [R, ...], and the run.
     """
-    by_gate = support.reshape(len(support), -1, rows.n_features)
+    by_gate = support.reshape(len(support), -1, rows.n_candidates)
     columns = (by_gate > 0).flatten(0, 1).any(0).nonzero().squeeze(1)
     chosen = rows.select_features(columns)
     algorithm, privacy = _tuning(settings), settings.privacy
@@ -477,6 +538,7 @@ def _refit(
         eligible = torch.cat([own.repeat_interleave(settings.seeds, 0), own])
         total /= rows.n_sites
     problem = linear_problem(chosen, settings.gate).with_ridge(settings.ridge / total)
+    problem = with_covariate_ridge(problem, rows, settings, method)
     stop = None
     if settings.early_stop is not None and method.rows != "alone":
         chosen, held_out = split(chosen, settings.seed)

@@ -7,7 +7,7 @@ import platform
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -184,6 +184,8 @@ def run_fit(
     standardiser = Standardiser.fit(cases[-1].train, settings.standardise)
     features = feature_table(fits[-1], cases[-1], same_data(fits, cases))
     run = Run(settings, facts, features, fits[-1].ensemble(), standardiser, path)
+    if run.effects:
+        facts["results"]["covariates"] = [asdict(effect) for effect in run.effects]
     if path is not None:
         write_run(run, fits, cases)
     return run
@@ -305,7 +307,8 @@ def _data_facts(data: FederatedData, settings: Settings) -> dict[str, Any]:
     return {
         "fingerprint": data.fingerprint(),
         "samples": _rounded(data.n_samples, settings.round_counts),
-        "features": data.n_features,
+        "features": data.n_candidates,
+        "covariates": [covariate.to_dict() for covariate in data.covariates],
         "sites": _counts(data.sites, data.sizes, settings),
         "outcome": data.outcome,
         "classes": list(data.classes),

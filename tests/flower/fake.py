@@ -110,8 +110,13 @@ def node(
         rows = data.site(name)
         kind = "measured" if data.outcome == "regression" else "text"
         labels = {"kind": kind, "names": list(data.classes)}
+        covariates = {
+            one.name: {"kind": "text" if one.levels else "measured", "names": list(one.levels)}
+            for one in rows.covariates
+        }
+        said = {"features": list(rows.candidates), "labels": labels, "covariates": covariates}
         return Source(
-            lambda _wanted: {"features": list(rows.features), "labels": labels},
+            lambda _wanted: said,
             lambda _agreed: rows,
             folder / name,
         )

@@ -107,6 +107,19 @@ def test_a_fit_is_the_simulators(method: str, tmp_path: Path) -> None:
     assert len(grid.sent) <= messages + 3 * 4  # ids, rows of the splits, scores
 
 
+def test_a_fit_with_covariates_is_the_simulators(tmp_path: Path) -> None:
+    """They are fitted first, and that start is told with the problem."""
+    data = rows("regression", sizes=(9, 6, 8)).with_covariates(["x4", "x1"])
+    remote = connected(data, FakeGrid(nodes_of(data, tmp_path)))
+    assert remote.features == data.features
+    knobs: Any = {"features": KEPT, "seeds": 2, "splits": 1, "rounds": 3, "tuning_rounds": 3}
+    knobs |= {"covariate_ridge": 0.5, "beside": ()}
+    far, near = fit(remote, **knobs), fit(data, **knobs)
+    assert largest_gap(far.params, near.params) <= 1e-5
+    for name in ("bytes_up", "bytes_down", "bytes_dense"):
+        assert far.results[name] == near.results[name]
+
+
 def test_rows_cannot_be_pooled_or_standardised_by_one_site(tmp_path: Path) -> None:
     data = rows("binary", sizes=(9, 6))
     remote = connected(data, FakeGrid(nodes_of(data, tmp_path)))

@@ -33,6 +33,8 @@ class Answer(NamedTuple):
 class OneShot(Algorithm):
     """Sites send their sums once; the server runs a best-subset solver on them.
 
+    Covariates stay in: features are chosen by what they add to them.
+
     A site uploads the means over its rows of x, y, xy and the upper half of xxᵀ: (d+1)(d+4)/2
     numbers, whatever its rows. Their weighted mean is that of all rows. The intercept follows by
     centring; the solver sees pseudo-rows from the eigendecomposition of the centred matrix.
@@ -101,7 +103,7 @@ class OneShot(Algorithm):
         mean, weight, _ = totals["loss"]
         flat = torch.cat([(mean["rows"] * weight)[None], mean["y"][None], mean["x"], mean["xy"]])
         kept = max(1, kept_count(self.density, problem.gates.size))
-        found = solve_sums(torch.cat([flat, mean["xx"]]), kept)
+        found = solve_sums(torch.cat([flat, mean["xx"]]), kept, _covariates(server.theta))
         return Answer(server.round + 1, _as_params(server.theta, found)), {}
 
     def solution(self, problem: Problem, server: Answer) -> Tree:
@@ -123,6 +125,9 @@ class SolvedAtSite(OneShot):
         if self.solver == "abess":
             check_abess()
         _refuse_other_outcomes(problem, self.solver)
+        if self.solver == "lasso" and _covariates(problem.init(torch.zeros((), dtype=torch.int64))):
+            msg = "lasso weighs all columns alike and keeps no covariates in; use abess, or eflops"
+            raise ValueError(msg)
 
     def client_round(
         self,
@@ -134,7 +139,8 @@ class SolvedAtSite(OneShot):
         exchange: str,
     ) -> tuple[Upload, Any, Info]:
         kept = max(1, kept_count(self.density, problem.gates.size))
-        found = solve_rows(data.x, data.y, data.weight, kept, self.solver)
+        covariates = _covariates(problem.init(key))
+        found = solve_rows(data.x, data.y, data.weight, kept, self.solver, covariates)
         return {"loss": ({"model": found}, data.share)}, client, {}
 
     def server_round(
@@ -153,15 +159,26 @@ def _refuse_other_outcomes(problem: Problem, name: str) -> None:
         raise ValueError(msg)
 
 
+def _covariates(params: Tree) -> int:
+    """Return how many columns stay in."""
+    return params["covariate"].shape[-1] if "covariate" in params else 0
+
+
 def _as_params(like: Tree, found: Tensor) -> Tree:
-    """Return the solver's [weights, intercept] as parameters."""
-    return {"weight": found[:-1].reshape(like["weight"].shape), "bias": found[-1:]}
+    """Return the solver's [weights, intercept] as parameters; those of covariates are the last."""
+    d, params = like["weight"].shape[-1], {"bias": found[-1:]}
+    if "covariate" in like:
+        params["covariate"] = found[d:-1].reshape(like["covariate"].shape)
+    return {"weight": found[:d].reshape(like["weight"].shape), **params}
 
 
 # Solvers work on numpy arrays; as operators of torch they may stand in batched code, lane by lane.
 @torch.library.custom_op("fedsift::solve_sums", mutates_args=())
-def solve_sums(sums: Tensor, kept: int) -> Tensor:
-    """Return [weights, intercept] from [rows, ȳ, x̄, xy, upper half of xxᵀ]."""
+def solve_sums(sums: Tensor, kept: int, covariates: int) -> Tensor:
+    """Return [weights, intercept] from [rows, ȳ, x̄, xy, upper half of xxᵀ].
+
+    The last ``covariates`` columns stay in.
+    """
     numbers = sums.detach().double().numpy()
     d = int((8 * len(numbers) + 9) ** 0.5 / 2 - 2.5)  # of (d+1)(d+4)/2 numbers
     x, xy, upper = numbers[2 : 2 + d], numbers[2 + d : 2 + 2 * d], numbers[2 + 2 * d :]
@@ -169,19 +186,22 @@ def solve_sums(sums: Tensor, kept: int) -> Tensor:
     half[tuple(torch.triu_indices(d, d))] = torch.from_numpy(upper)
     gram = (half + half.triu(1).T).numpy()
     weights, intercept = best_subset(
-        Moments(x, float(numbers[1]), gram, xy), kept, float(numbers[0])
+        Moments(x, float(numbers[1]), gram, xy), kept, float(numbers[0]), covariates
     )
     return torch.tensor([*weights, intercept], dtype=sums.dtype)
 
 
 @torch.library.custom_op("fedsift::solve_rows", mutates_args=())
-def solve_rows(x: Tensor, y: Tensor, weight: Tensor, kept: int, solver: str) -> Tensor:
+def solve_rows(
+    x: Tensor, y: Tensor, weight: Tensor, kept: int, solver: str, covariates: int
+) -> Tensor:
     """Return [weights, intercept] from rows; those of weight 0 are padding."""
     real = weight > 0
     rows = (t[real].double().numpy() for t in (x, y, weight))
     values, targets, weights = rows
     if solver == "abess":
-        found = best_subset(Moments.of_rows(values, targets, weights), kept, len(targets))
+        moments = Moments.of_rows(values, targets, weights)
+        found = best_subset(moments, kept, len(targets), covariates)
     else:
         found = lasso(values, targets, kept, weights)
     return torch.tensor([*found[0], found[1]], dtype=x.dtype)

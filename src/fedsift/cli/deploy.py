@@ -170,7 +170,9 @@ def _plan(request: Request, method: str, asked: _Asked, sites: Sequence[str], ou
             )
     names = ("min_rows", "below_min_rows", "quorum", "deadline", "patience", "wait")
     given = {name: getattr(asked, name) for name in names if getattr(asked, name) is not None}
-    columns = ("id_column", "weight_column", "outcome", "drop", "impute", "separator")
+    columns = (
+        "id_column", "weight_column", "outcome", "drop", "impute", "covariates", "separator",
+    )  # fmt: skip
     unsaid = {k: v for k, v in DEFAULTS.items() if getattr(request, k, None) is None}
     return Plan(
         settings=request.settings(source, method).model_copy(update=unsaid),
@@ -333,6 +335,7 @@ def _simulated(plan: Plan, files: Sequence[Path]) -> Run:
         impute=plan.impute,
         outcome=plan.outcome,
         drop=plan.drop,
+        covariates=plan.covariates,
         separator=plan.separator,
     )
     settings = plan.settings.model_copy(update={"splits": 0})

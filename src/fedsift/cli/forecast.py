@@ -35,8 +35,8 @@ def forecast(
                 rounds[method] = stage.rounds
     return {
         "samples": data.n_samples,
-        "features": data.n_features,
-        "features_kept": settings.kept(data.n_features),
+        "features": data.n_candidates,
+        "features_kept": settings.kept(data.n_candidates),
         "sites": dict(zip(data.sites, data.sizes, strict=True)),
         "target": data.target,
         "classes": list(data.classes),
@@ -55,7 +55,7 @@ def forecast(
 
 def _timed(case: Case, settings: Settings) -> dict[str, tuple[float, float, float]]:
     """Run three rounds that are thrown away; return (first bytes, later bytes, seconds) a round."""
-    records: dict[str, list[dict[str, Any]]] = {"search": [], "refit": []}
+    records: dict[str, list[dict[str, Any]]] = {"covariates": [], "search": [], "refit": []}
     fit_case(
         case,
         settings.model_copy(update={"rounds": ROUNDS, "tuning_rounds": ROUNDS}),
@@ -63,7 +63,7 @@ def _timed(case: Case, settings: Settings) -> dict[str, tuple[float, float, floa
         progress=lambda stage, _, record: records[stage].append(record),
     )
     timed = {}
-    for part, rows in records.items():
+    for part, rows in ((part, rows) for part, rows in records.items() if rows):
         sent = [row["bytes_up"] + row["bytes_down"] for row in rows]
         pace = statistics.median(row["seconds"] for row in rows)
         timed[part] = (sent[0], (sent[-1] - sent[0]) / max(1, len(sent) - 1), pace)

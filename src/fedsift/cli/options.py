@@ -95,6 +95,15 @@ class Request:
             "--drop", group=FILES, text="Column to leave out; may be repeated.", metavar="COLUMN"
         ),
     ] = None
+    covariates: Annotated[
+        str | None,
+        _option(
+            "--covariates",
+            group=FILES,
+            text="Columns that stay in the model, with commas between: age,sex.",
+            metavar="A,B",
+        ),
+    ] = None
     separator: Annotated[
         str | None,
         _option(
@@ -319,6 +328,15 @@ class Request:
         float | None,
         _option("--ridge", group=TRAINING, text="Penalty of the refit: 1.", metavar="X"),
     ] = None
+    covariate_ridge: Annotated[
+        float | None,
+        _option(
+            "--covariate-ridge",
+            group=TRAINING,
+            text="Penalty of the covariates, in the units of --ridge: 0.",
+            metavar="X",
+        ),
+    ] = None
     early_stop: Annotated[
         int | None,
         _option(
@@ -407,6 +425,8 @@ class Request:
                 belongs = "site files" if name in _FOR_FILES else "--demo"
                 raise UsageError(f"{flag(name)} goes with {belongs} only; leave it out")
         self._check_demo(given)
+        if self.covariates is not None:
+            given["covariates"] = _names(self.covariates)
         if self.files:
             given["files"] = [str(file.absolute()) for file in site_files(self.files)]
         return Source(**given)
@@ -470,6 +490,14 @@ class Request:
         return Privacy(**given)
 
 
+def _names(text: str) -> tuple[str, ...]:
+    """Return the columns of ``age,sex``."""
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    if not names:
+        raise UsageError("--covariates names none; give columns with commas between: age,sex")
+    return names
+
+
 def _knob(text: str) -> tuple[str, bool | int | float | str]:
     """Return name and value of ``entropy=.02``."""
     name, equals, value = (part.strip() for part in text.partition("="))
@@ -487,7 +515,7 @@ def _knob(text: str) -> tuple[str, bool | int | float | str]:
 
 _FOR_FILES = (
     "files", "target", "id_column", "site_column", "weight_column", "features_in_common", "impute",
-    "outcome", "drop", "separator",
+    "outcome", "drop", "covariates", "separator",
 )  # fmt: skip
 _FOR_SYNTHETIC = ("samples", "features_total", "informative", "data_seeds")
 _FOR_DEMOS = ("demo", "sites", "partition", "alpha", "shift", "data", *_FOR_SYNTHETIC)

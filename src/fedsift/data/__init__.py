@@ -1,6 +1,7 @@
 """Data: site files, the tensors they become, splits, standardisation, partitions and named sets."""
 
 from fedsift.data.coding import Label, code_target, encode
+from fedsift.data.covariates import Covariate
 from fedsift.data.digits import digits5000, digits_test
 from fedsift.data.errors import DataError, DataWarning
 from fedsift.data.federated import FederatedData, Outcome
@@ -18,6 +19,7 @@ from fedsift.data.synthetic import SyntheticRegression, synthetic_regression
 __all__ = [
     "KNOWN_GENES",
     "NAMED",
+    "Covariate",
     "DataError",
     "DataWarning",
     "FederatedData",

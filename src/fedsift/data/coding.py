@@ -14,7 +14,16 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = ["Coded", "Label", "Outcome", "code_target", "encode", "label_facts"]
+__all__ = [
+    "Coded",
+    "Label",
+    "Outcome",
+    "as_number",
+    "code_target",
+    "encode",
+    "label_facts",
+    "label_name",
+]
 
 Label = str | float | bool
 Outcome = Literal["regression", "binary", "multiclass"]
@@ -71,7 +80,7 @@ def code_target(
     distinct = sorted(set(values), key=str if numbers is None else float)
     if len(distinct) < 2:
         value = (
-            f"the same value ({_name(distinct[0])}) in all {counted(len(labels), 'row')}"
+            f"the same value ({label_name(distinct[0])}) in all {counted(len(labels), 'row')}"
             if distinct
             else "no rows"
         )
@@ -81,7 +90,7 @@ def code_target(
         if numbers is None:
             _refuse_text(labels, target, where)
         return Coded(torch.tensor(numbers, dtype=torch.float32), kind, ())
-    names = tuple(dict.fromkeys(_name(value) for value in distinct))
+    names = tuple(dict.fromkeys(label_name(value) for value in distinct))
     if kind == "binary" and len(names) != 2:
         raise DataError(
             f"the target '{target}' has {counted(len(names), 'class')} ({listed(names)}), not two;"
@@ -107,17 +116,17 @@ def encode(
     codes = {name: code for code, name in enumerate(classes)}
     coded: list[int] = []
     for row, label in enumerate(labels):
-        number = _as_number(label)
+        number = as_number(label)
         # "1", "1.0" and 1 are one class.
         code = (
-            codes.get(_name(label))
+            codes.get(label_name(label))
             if number is None
-            else codes.get(_name(number), codes.get(_name(label)))
+            else codes.get(label_name(number), codes.get(label_name(label)))
         )
         if code is None:
             raise DataError(
-                f"{where(row)}: '{_name(label)}' is not a class of '{target}';"
-                f" {nearest(_name(label), classes)}"
+                f"{where(row)}: '{label_name(label)}' is not a class of '{target}';"
+                f" {nearest(label_name(label), classes)}"
             )
         coded.append(code)
     return torch.tensor(coded, dtype=torch.int64)
@@ -134,21 +143,21 @@ def label_facts(
     Raises:
         DataError: there are as many texts as rows, or nearly: they look like ids.
     """
-    numbers = [_as_number(label) for label in labels]
+    numbers = [as_number(label) for label in labels]
     known = [number for number in numbers if number is not None]
     if outcome == "regression":
         return {"kind": "measured" if len(known) == len(labels) else "text", "names": []}
     if len(known) == len(labels) and outcome == "auto":
         whole = all(number == int(number) and 0 <= number <= _MOST_CLASSES for number in known)
-        names = sorted({_name(number) for number in known}) if whole else []
+        names = sorted({label_name(number) for number in known}) if whole else []
         return {"kind": "whole" if whole else "measured", "names": names}
-    names = sorted({_name(label) for label in labels})
+    names = sorted({label_name(label) for label in labels})
     if len(labels) >= _ENOUGH_ROWS and 2 * len(names) > len(labels) + _MOST_CLASSES:
         _refuse_many_classes(labels, names, target, _row)
     return {"kind": "text", "names": names}
 
 
-def _as_number(label: Label) -> float | None:
+def as_number(label: Label) -> float | None:
     """Read a label as a number, or None; a boolean is a class, not a number."""
     if isinstance(label, bool) or (isinstance(label, str) and "_" in label):
         return None  # Python reads 1_000 as a number, a table does not
@@ -161,7 +170,7 @@ def _as_number(label: Label) -> float | None:
 def _numbers(
     labels: Sequence[Label], where: Callable[[int], str], target: str
 ) -> list[float] | None:
-    numbers = [_as_number(label) for label in labels]
+    numbers = [as_number(label) for label in labels]
     found = [number for number in numbers if number is not None]
     if not found or len(found) < len(labels):
         return None
@@ -173,7 +182,8 @@ def _numbers(
     return found
 
 
-def _name(value: Label) -> str:
+def label_name(value: Label) -> str:
+    """Return the name of a class or level: a whole number without its decimals."""
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
     return str(value)
@@ -195,7 +205,7 @@ def _inferred(numbers: list[float] | None, distinct: int) -> Outcome:
 def _refuse_many_classes(
     labels: Sequence[Label], names: Sequence[str], target: str, where: Callable[[int], str]
 ) -> NoReturn:
-    if any(_as_number(label) is not None for label in labels):
+    if any(as_number(label) is not None for label in labels):
         _refuse_text(labels, target, where)
     raise DataError(
         f"the target '{target}' has {len(names)} different texts in {len(labels)} rows"
@@ -205,7 +215,7 @@ def _refuse_many_classes(
 
 
 def _refuse_text(labels: Sequence[Label], target: str, where: Callable[[int], str]) -> NoReturn:
-    texts = [row for row, label in enumerate(labels) if _as_number(label) is None]
+    texts = [row for row, label in enumerate(labels) if as_number(label) is None]
     raise DataError(
         f"{where(texts[0])}: the target '{target}' is '{labels[texts[0]]}', not a number"
         f" ({counted(len(texts), 'such row')}); correct it, or ask for classes with"

@@ -20,7 +20,7 @@ __all__ = ["Roles", "check_stems", "common_features"]
 
 @dataclass(frozen=True)
 class Roles:
-    """The columns that are not features.
+    """The columns that are not features to choose from.
 
     Raises:
         DataError: a column is named for two purposes.
@@ -32,10 +32,13 @@ class Roles:
     id: str | None = None
     weight: str | None = None
     drop: tuple[str, ...] = ()
+    covariates: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse a column with two purposes."""
-        uses = [*self.named.items(), *(("drop", column) for column in dict.fromkeys(self.drop))]
+        lists = {"drop": self.drop, "covariates": self.covariates}
+        uses = list(self.named.items())
+        uses += [(use, name) for use, names in lists.items() for name in dict.fromkeys(names)]
         for column, count in Counter(column for _, column in uses).items():
             if count > 1:
                 purposes = listed(purpose for purpose, name in uses if name == column)
@@ -54,6 +57,8 @@ class Roles:
         for table in tables:
             for purpose, column in self.named.items():
                 table.require(column, purpose)
+            for column in self.covariates:
+                table.require(column, "covariate")
         columns = list(dict.fromkeys(name for table in tables for name in table.frame.columns))
         for column in self.drop:
             if column not in columns:
@@ -63,7 +68,7 @@ class Roles:
 
     def features(self, table: Table) -> list[str]:
         """Return the columns of a table that are left."""
-        taken = {*self.named.values(), *self.drop, *table.annotations}
+        taken = {*self.named.values(), *self.drop, *self.covariates, *table.annotations}
         return [column for column in table.frame.columns if column not in taken]
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from fedsift.data.coding import Label, Outcome, code_target
+from fedsift.data.covariates import Covariate
 from fedsift.data.errors import DataError, counted, nearest
 from fedsift.data.grouping import Numbered, group_rows, plain_values, texts
 from fedsift.data.validation import check
@@ -54,6 +55,7 @@ class FederatedData:
             with the mean of its training rows; None where no value may be missing.
         role: int8 tensor [N]: what a row is for when something is to be forgotten, `RETAIN`,
             `FORGET` or `HELD_OUT` (only looked at, to compare); None where nothing is.
+        covariates: what stays in a model whatever is chosen; their columns are the last of x.
         checked: an ``x`` whose numbers are known to be finite, so that they are not read again.
 
     Raises:
@@ -75,6 +77,7 @@ class FederatedData:
     notes: tuple[str, ...] = ()
     missing: Tensor | None = None
     role: Tensor | None = None
+    covariates: tuple[Covariate, ...] = ()
     checked: Tensor | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -167,6 +170,16 @@ class FederatedData:
         return math.prod(self.x.shape[1:])
 
     @property
+    def n_candidates(self) -> int:
+        """Numbers in one row that a choice is made among: those that are no covariates."""
+        return self.n_features - sum(len(covariate.columns) for covariate in self.covariates)
+
+    @property
+    def candidates(self) -> tuple[str, ...]:
+        """Names of the features that a choice is made among."""
+        return self.features[: self.n_candidates]
+
+    @property
     def sizes(self) -> tuple[int, ...]:
         """Rows of each site."""
         return tuple(stop - start for start, stop in pairwise(self.offsets))
@@ -245,7 +258,7 @@ class FederatedData:
         return self._regrouped(torch.arange(self.n_samples), site_of_row, sites)
 
     def select_features(self, chosen: Sequence[str] | Sequence[int] | Tensor) -> FederatedData:
-        """Return some features, in the order given, by name or by number.
+        """Return some features, in the order given, by name or by number; covariates stay.
 
         Raises:
             DataError: a name is unknown, a number out of range, or the rows are not lists of
@@ -254,19 +267,34 @@ class FederatedData:
         """
         if not self.features:
             raise DataError("the rows of this data set have no named features to select from")
-        places = {name: place for place, name in enumerate(self.features)}
+        names = self.candidates
+        places = {name: place for place, name in enumerate(names)}
         numbers: list[int] = []
         for item in chosen.tolist() if isinstance(chosen, torch.Tensor) else chosen:
             place = places.get(item) if isinstance(item, str) else int(item)
-            if place is None or not 0 <= place < len(self.features):
-                raise DataError(f"no feature '{item}'; {nearest(str(item), self.features)}")
+            if place is None or not 0 <= place < len(names):
+                raise DataError(f"no feature '{item}'; {nearest(str(item), names)}")
             numbers.append(place)
+        numbers += range(len(names), len(self.features))
         names = tuple(self.features[number] for number in numbers)
         texts = {name: self.descriptions[name] for name in names if name in self.descriptions}
         missing = None if self.missing is None else self.missing[:, numbers]
         return replace(
             self, x=self.x[:, numbers], features=names, descriptions=texts, missing=missing
         )
+
+    def with_covariates(self, names: Sequence[str]) -> FederatedData:
+        """Return the data with some measured features as covariates, after those there are.
+
+        Raises:
+            DataError: a name is no feature that a choice is made among.
+        """
+        chosen = tuple(dict.fromkeys(names))
+        self.select_features(chosen)  # refuses what is none
+        rest = [name for name in self.candidates if name not in chosen]
+        order = [*rest, *self.features[self.n_candidates :], *chosen]
+        whole = replace(self, covariates=()).select_features(order)
+        return replace(whole, covariates=(*self.covariates, *map(Covariate, chosen)))
 
     def pooled(self) -> FederatedData:
         """Return the same rows as one site called "pooled"."""
@@ -286,6 +314,7 @@ class FederatedData:
         enter.
         """
         head = [self.target, self.outcome, self.classes, self.features, list(self.x.shape[1:])]
+        head += [[covariate.to_dict() for covariate in self.covariates]] if self.covariates else []
         digest = hashlib.sha256(json.dumps(head).encode())
         tensors = [self.x, self.y, self.weight]
         tensors += [part for part in (self.missing, self.role) if part is not None]

@@ -12,6 +12,7 @@ import torch
 
 from fedsift.data.coding import Label, code_target, encode
 from fedsift.data.columns import Roles, check_stems, common_features
+from fedsift.data.covariates import code_covariates, read_covariates
 from fedsift.data.errors import DataError, DataWarning, counted, listed, nearest
 from fedsift.data.federated import FederatedData
 from fedsift.data.files import load_table
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from fedsift.data.covariates import Covariate
     from fedsift.data.tables import Table
 
 __all__ = ["PredictionTable", "from_frame", "read_sites", "read_table"]
@@ -43,6 +45,7 @@ def read_sites(
     impute: Literal["mean"] | None = None,
     outcome: str = "auto",
     drop: Sequence[str] = (),
+    covariates: Sequence[str] = (),
     separator: str | None = None,
 ) -> FederatedData:
     """Read site files: one file a site, or files with a column that names the site of each row.
@@ -68,6 +71,8 @@ def read_sites(
         outcome: "auto" (`code_target` says how it is inferred), "regression", "binary" or
             "multiclass".
         drop: columns to leave out.
+        covariates: columns that stay in the model whatever is chosen; text, and whole numbers with
+            few different values, become levels (`fedsift.data.covariates`).
         separator: separator of text files, where it is not the usual one of the ending.
 
     Raises:
@@ -76,7 +81,9 @@ def read_sites(
     """
     files = site_files(paths)
     check_stems(files)
-    roles = Roles(target, site_column, id_column, weight_column, tuple(drop))
+    roles = Roles(
+        target, site_column, id_column, weight_column, tuple(drop), tuple(dict.fromkeys(covariates))
+    )
     tables = Tables(tuple(load_table(path, separator) for path in files))
     return _joined(tables, roles, outcome, impute, features_in_common=features_in_common)
 
@@ -91,6 +98,7 @@ def from_frame(
     impute: Literal["mean"] | None = None,
     outcome: str = "auto",
     drop: Sequence[str] = (),
+    covariates: Sequence[str] = (),
 ) -> FederatedData:
     """Take the rows of a polars or pandas frame, as `read_sites` does those of files.
 
@@ -109,11 +117,13 @@ def from_frame(
         impute: "mean" or None.
         outcome: "auto", "regression", "binary" or "multiclass".
         drop: columns to leave out.
+        covariates: columns that stay in the model whatever is chosen.
 
     Raises:
         DataError: anything is wrong with the frame, in one line with row, column and value.
     """
-    roles = Roles(target, site_column, id_column, weight_column, tuple(drop))
+    staying = tuple(dict.fromkeys(covariates))
+    roles = Roles(target, site_column, id_column, weight_column, tuple(drop), staying)
     return _joined(Tables((table_of_frame(frame),)), roles, outcome, impute)
 
 
@@ -133,7 +143,10 @@ def _joined(
     sites, ids = _sites(tables, roles.site), row_ids(tables, roles.id)
     _check_ids(tables, ids, sites)
     weight = row_weights(tables, roles.weight)
-    values = tables.numbers(features)
+    staying = read_covariates(tables, roles.covariates)
+    values = np.concatenate([tables.numbers(features), code_covariates(tables, staying)], axis=1)
+    candidates, n_candidates = features, len(features)
+    features = [*features, *(column for one in staying for column in one.columns)]
     if impute == "mean":
         refuse_empty(tables, features, values)
     else:
@@ -152,10 +165,11 @@ def _joined(
         classes=classes,
         target=target,
         missing=missing if impute == "mean" else None,
+        covariates=staying,
     )
     notes = (
-        *columns_lost(tables.parts, roles, features),
-        *notes_on_columns(features, values, ids=roles.id is not None),
+        *columns_lost(tables.parts, roles, candidates),
+        *notes_on_columns(candidates, values[:, :n_candidates], ids=roles.id is not None),
         *notes_on_target(data),
     )
     for note in notes:
@@ -165,7 +179,10 @@ def _joined(
 
 @dataclass(frozen=True, eq=False)
 class PredictionTable:
-    """Rows to predict: x float32 [N, d], ids, and y [N] where the file has the target."""
+    """Rows to predict: x float32 [N, d], ids, and y [N] where the file has the target.
+
+    The last columns of x are those of the covariates.
+    """
 
     x: Tensor
     features: tuple[str, ...]
@@ -182,6 +199,7 @@ def read_table(
     id_column: str | None = None,
     usual_id: str | None = None,
     fills: Mapping[str, float] | None = None,
+    covariates: Sequence[Covariate] = (),
     separator: str | None = None,
 ) -> PredictionTable:
     """Read rows for a model that is already there.
@@ -189,12 +207,13 @@ def read_table(
     Args:
         path: a file, or a folder of files, as for `read_sites`; other columns than those named are
             ignored.
-        features: columns to read, in the model's order.
+        features: columns to read, in the model's order, without those of covariates.
         target: column with the truth; ignored where the file has no such column.
         classes: names of the classes of the target; empty for a measured target.
         id_column: column that names the row; None for "file:line".
         usual_id: column that does so where there is one of this name and no ``id_column``.
         fills: value for a missing feature (`Standardiser.fills`); without it none may be missing.
+        covariates: of the model, with its levels.
         separator: separator of a text file, where it is not the usual one of the ending.
 
     Raises:
@@ -203,17 +222,18 @@ def read_table(
     """
     tables = Tables(tuple(load_table(file, separator) for file in site_files(path)))
     for table in tables.parts:
-        _check_present(table, features)
+        _check_present(table, [*features, *(covariate.name for covariate in covariates)])
     if id_column is None and usual_id is not None and tables.have(usual_id):
         id_column = usual_id
     if id_column is not None:
         for table in tables.parts:
             table.require(id_column, "id")
-    values = tables.numbers(features)
-    for column, name in enumerate(features):
+    values = np.concatenate([tables.numbers(features), code_covariates(tables, covariates)], axis=1)
+    columns = (*features, *(column for one in covariates for column in one.columns))
+    for column, name in enumerate(columns):
         if fills and name in fills:
             values[np.isnan(values[:, column]), column] = fills[name]
-    refuse_missing(tables, features, values)
+    refuse_missing(tables, columns, values)
     y: Tensor | None = None
     if target is not None and tables.have(target):
         labels = complete_labels(tables, target)
@@ -223,15 +243,15 @@ def read_table(
             else torch.from_numpy(tables.numbers([target])[:, 0]).float()
         )
     x = torch.from_numpy(values.astype(np.float32))
-    return PredictionTable(x, tuple(features), tuple(row_ids(tables, id_column)), y)
+    return PredictionTable(x, columns, tuple(row_ids(tables, id_column)), y)
 
 
-def _check_present(table: Table, features: Sequence[str]) -> None:
+def _check_present(table: Table, wanted: Sequence[str]) -> None:
     present = set(table.frame.columns)
-    absent = [name for name in features if name not in present]
+    absent = [name for name in wanted if name not in present]
     if absent:
         raise DataError(
-            f"{table.path.name}: {len(absent)} of {counted(len(features), 'feature')} absent:"
+            f"{table.path.name}: {len(absent)} of {counted(len(wanted), 'feature')} absent:"
             f" {listed(absent)}; {nearest(absent[0], table.frame.columns)}"
         )
 

@@ -200,14 +200,17 @@ class RemoteData(FederatedData):
 
     def like(self) -> dict[str, Any]:
         """Return the fields that do not depend on which rows are meant."""
-        names = ("features", "outcome", "classes", "target", "descriptions", "notes", "link")
+        names = (
+            "features", "outcome", "classes", "target", "descriptions", "notes", "covariates",
+            "link",
+        )  # fmt: skip
         return {name: getattr(self, name) for name in names} | {"missing": self.missing is not None}
 
     def standardised(self, standardiser: Standardiser) -> RemoteData:
         """Return the data in standard units."""
         facts = standardiser.to_dict()
         tensors = {name: getattr(standardiser, name) for name in ("mean", "scale")}
-        del facts["mean"], facts["scale"], facts["features"]
+        del facts["mean"], facts["scale"], facts["features"], facts["covariates"]
         steps = (*self.steps, Step("standardise", facts, tensors))
         return replace(self, missing=None, steps=steps)
 
@@ -253,12 +256,16 @@ class RemoteData(FederatedData):
     def select_features(self, chosen: Sequence[str] | Sequence[int] | Tensor) -> RemoteData:
         """Return some features; see `FederatedData`."""
         narrow: Any = super().select_features(chosen)
-        places = {name: place for place, name in enumerate(self.features)}
-        columns = torch.tensor([places[name] for name in narrow.features])
-        x = torch.zeros(1, len(columns)).expand(self.n_samples, -1)
+        places = {name: place for place, name in enumerate(self.candidates)}
+        columns = torch.tensor([places[name] for name in narrow.candidates], dtype=torch.int64)
+        x = torch.zeros(1, narrow.n_features).expand(self.n_samples, -1)
         step = Step("select", {}, {"columns": columns})
         chosen_only: RemoteData = replace(narrow, x=x, checked=x, steps=(*self.steps, step))
         return chosen_only
+
+    def with_covariates(self, names: Sequence[str]) -> NoReturn:  # noqa: ARG002
+        """Refuse: sites read their covariates themselves, by the plan."""
+        _refuse("given other covariates; name them in the plan")
 
     def take(self, indices: Any) -> NoReturn:  # noqa: ARG002
         """Refuse: rows cannot be chosen from afar."""

@@ -11,6 +11,7 @@ import torch
 
 from fedsift.data.coding import encode, label_facts
 from fedsift.data.columns import Roles
+from fedsift.data.covariates import Covariate, code_covariates, covariate_facts
 from fedsift.data.errors import DataError
 from fedsift.data.federated import FederatedData
 from fedsift.data.files import load_table
@@ -35,7 +36,8 @@ class SiteFile:
     Attributes:
         path: a file that `read_sites` reads.
         site: the site's name.
-        target, id_column, weight_column, outcome, drop, impute, separator: as for `read_sites`.
+        target, id_column, weight_column, outcome, drop, impute, covariates, separator: as for
+            `read_sites`.
         min_rows: rows below which a site does what ``below_min_rows`` says.
         below_min_rows: ``decline``: it takes no part; ``uniform``: its rows weigh as ``min_rows``
             rows together, whatever their number.
@@ -49,6 +51,7 @@ class SiteFile:
     outcome: str = "auto"
     drop: tuple[str, ...] = ()
     impute: Literal["mean"] | None = None
+    covariates: tuple[str, ...] = ()
     separator: str | None = None
     min_rows: int = 5
     below_min_rows: Small = "decline"
@@ -56,7 +59,7 @@ class SiteFile:
     def describe(self) -> dict[str, Any]:
         """Return what the server must know: the features' names, and what the target's values are.
 
-        Of classes their names are told, of a measured target nothing.
+        Of classes and of a covariate's levels the names are told, of measured ones nothing.
 
         Raises:
             DataError: the file cannot be used.
@@ -67,17 +70,25 @@ class SiteFile:
         return {
             "features": features,
             "labels": label_facts(complete_labels(tables, self.target), self.outcome, self.target),
+            "covariates": {
+                name: covariate_facts(tables.labels(name), name) for name in self.covariates
+            },
         }
 
-    def read(self, outcome: Outcome, classes: Sequence[str]) -> FederatedData:
-        """Return the rows, with classes that all sites share.
+    def read(
+        self, outcome: Outcome, classes: Sequence[str], covariates: Sequence[Covariate] = ()
+    ) -> FederatedData:
+        """Return the rows, with classes and levels of covariates that all sites share.
 
         Raises:
             DataError: anything is wrong with the file.
         """
         tables, features = self._open()
         labels = complete_labels(tables, self.target)
-        values = tables.numbers(features)
+        values = np.concatenate(
+            [tables.numbers(features), code_covariates(tables, covariates)], axis=1
+        )
+        features = [*features, *(column for one in covariates for column in one.columns)]
         if self.impute is None:
             refuse_missing(tables, features, values)
         missing = torch.from_numpy(np.isnan(values))
@@ -98,6 +109,7 @@ class SiteFile:
             classes=tuple(classes),
             target=self.target,
             missing=missing if self.impute is not None else None,
+            covariates=tuple(covariates),
         )
         if data.n_samples >= self.min_rows:
             return data
@@ -106,7 +118,9 @@ class SiteFile:
         return replace(data, weight=data.weight * (self.min_rows / data.weight.sum()))
 
     def _open(self) -> tuple[Tables, list[str]]:
-        roles = Roles(self.target, None, self.id_column, self.weight_column, self.drop)
+        roles = Roles(
+            self.target, None, self.id_column, self.weight_column, self.drop, self.covariates
+        )
         tables = Tables((load_table(self.path, self.separator),))
         roles.check(tables.parts)
         features = roles.features(tables.parts[0])

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, cast, get_args
 
 import torch
 
+from fedsift.data.covariates import Covariate
 from fedsift.data.errors import DataError, counted, listed, nearest
 from fedsift.data.remote import RemoteData
 
@@ -22,7 +23,7 @@ __all__ = ["How", "Standardiser", "site_sums"]
 
 How = Literal["feature", "array", "row", "none"]
 
-_VERSION: Final = 2
+_VERSION: Final = 3
 _BY_ROW: Final = ("array", "row")
 _ALONE: Final = ("row", "none")
 _NEGLIGIBLE: Final = 1e-7
@@ -44,6 +45,9 @@ class Standardiser:
     A missing value is filled first, with the weighted mean of the feature over the training rows
     that have it: each site gives two sums, of its weights and of its weighted values.
 
+    Columns of covariates take no part in "array" and "row": in "array" they are centred and scaled
+    as by "feature", in "row" they stay as they are.
+
     A measured target becomes ``(y - target_mean) / target_scale`` in all of them.
 
     Attributes:
@@ -54,6 +58,7 @@ class Standardiser:
         target_mean: in units of the target; 0 for classes.
         target_scale: in units of the target; 1 for classes.
         fills: value for a missing cell of each feature; empty where none may be missing.
+        covariates: of the fit; their columns are the last of ``features``.
 
     Source: S. Dudoit, J. Fridlyand & T. P. Speed, JASA 97:77 (2002), section 3 for "array".
 
@@ -66,6 +71,17 @@ class Standardiser:
     target_mean: float = 0.0
     target_scale: float = 1.0
     fills: Mapping[str, float] = field(default_factory=dict)
+    covariates: tuple[Covariate, ...] = ()
+
+    @property
+    def n_candidates(self) -> int:
+        """The number of columns that are no covariates'."""
+        return len(self.features) - _width(self.covariates)
+
+    @property
+    def candidates(self) -> tuple[str, ...]:
+        """Names of the columns that are no covariates'."""
+        return self.features[: self.n_candidates]
 
     @property
     def learned(self) -> bool:
@@ -97,7 +113,8 @@ class Standardiser:
         alone = how in _ALONE
         if alone and train.outcome != "regression":
             zeros = torch.zeros(train.x.shape[1:], dtype=torch.float64)
-            return cls(how, train.features, zeros, torch.ones_like(zeros), fills=fills)
+            ones = torch.ones_like(zeros)
+            return cls(how, train.features, zeros, ones, fills=fills, covariates=train.covariates)
         first = ask(how, fills)
         total = first["weight"].sum()
         mean = {name: first[name].sum(0) / total for name in ("x", "y")}
@@ -105,18 +122,21 @@ class Standardiser:
         scale = {name: _deviation(squares[name].sum(0) / total, mean[name]) for name in mean}
         if alone:
             mean["x"] = torch.zeros_like(mean["x"])
-        if how != "feature":
+        if alone or (how == "array" and not train.covariates):
             scale["x"] = torch.ones_like(mean["x"])
+        elif how == "array":
+            scale["x"][: train.n_candidates] = 1.0
+        learned = cls(
+            how, train.features, mean["x"], scale["x"], fills=fills, covariates=train.covariates
+        )
         if train.outcome != "regression":
-            return cls(how, train.features, mean["x"], scale["x"], fills=fills)
+            return learned
         if scale["y"] == 0:
             raise DataError(
                 f"the target '{train.target}' has one value in all training rows; use another split"
                 " or target"
             )
-        return cls(
-            how, train.features, mean["x"], scale["x"], mean["y"].item(), scale["y"].item(), fills
-        )
+        return replace(learned, target_mean=mean["y"].item(), target_scale=scale["y"].item())
 
     def apply(self, data: FederatedData) -> FederatedData:
         """Return the data in standard units, filled, with the features of the fit in their order.
@@ -159,7 +179,7 @@ class Standardiser:
             return x.float()
         values = x.double()
         if self.whole_rows:
-            values = _rows_standardised(values)
+            values = _rows_standardised(values, _width(self.covariates))
         known = self.scale > 0
         return torch.where(
             known, (values - self.mean) / torch.where(known, self.scale, 1.0), 0.0
@@ -180,6 +200,7 @@ class Standardiser:
             "target_mean": self.target_mean,
             "target_scale": self.target_scale,
             "fills": dict(self.fills),
+            "covariates": [covariate.to_dict() for covariate in self.covariates],
         }
 
     @classmethod
@@ -203,6 +224,7 @@ class Standardiser:
             target_mean=float(stored["target_mean"]),
             target_scale=float(stored["target_scale"]),
             fills=stored["fills"],
+            covariates=tuple(map(Covariate.from_dict, stored["covariates"])),
         )
 
     def _ordered(self, x: Tensor, features: Sequence[str]) -> Tensor:
@@ -259,7 +281,7 @@ def site_sums(
         terms = {"weight": present.expand(data.x.shape), "x": present * data.x}
     else:
         x = _filled(_with_holes(data), data.features, fills).double()
-        x = _rows_standardised(x) if how in _BY_ROW else x
+        x = _rows_standardised(x, _width(data.covariates)) if how in _BY_ROW else x
         y = data.y.double()
         if around is not None:
             x, y = (x - around["x"]).square(), (y - around["y"]).square()
@@ -284,8 +306,18 @@ def _deviation(variance: Tensor, mean: Tensor) -> Tensor:
     return torch.where(deviation > _NEGLIGIBLE * mean.abs(), deviation, 0.0)
 
 
-def _rows_standardised(x: Tensor) -> Tensor:
-    """Bring each row of float64 [N, ...] to mean 0 and standard deviation 1 over itself."""
+def _width(covariates: Sequence[Covariate]) -> int:
+    """Return how many columns covariates have."""
+    return sum(len(covariate.columns) for covariate in covariates)
+
+
+def _rows_standardised(x: Tensor, width: int = 0) -> Tensor:
+    """Bring each row of float64 [N, ...] to mean 0 and standard deviation 1 over itself.
+
+    The last ``width`` numbers, those of covariates, stay as they are.
+    """
+    if width:
+        return torch.cat([_rows_standardised(x[:, :-width]), x[:, -width:]], 1)
     flat = x.flatten(1)
     mean = flat.mean(1, keepdim=True)
     deviation = ((flat - mean).square().sum(1, keepdim=True) / max(flat.shape[1] - 1, 1)).sqrt()

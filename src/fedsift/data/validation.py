@@ -97,6 +97,12 @@ def _check_names(data: FederatedData) -> None:
             f"{counted(len(data.features), 'feature name')} for rows of shape"
             f" {tuple(data.x.shape[1:])}"
         )
+    columns = tuple(column for one in data.covariates for column in one.columns)
+    if columns and data.features[-len(columns) :] != columns:
+        raise DataError(
+            f"the last features must be the columns of the covariates ({listed(columns)}); make"
+            " such data with FederatedData.with_covariates"
+        )
 
 
 def _check_target(data: FederatedData) -> None:

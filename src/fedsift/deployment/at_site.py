@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from fedsift.data.covariates import Covariate
 from fedsift.data.errors import DataError
 from fedsift.data.paths import site_files, site_name
 from fedsift.deployment.plan import Plan
@@ -75,7 +76,11 @@ def _source(plan: Plan, path: Path, name: str, folder: Path, limit: Limit | None
         file = replace(file, min_rows=1)  # that it has fewer rows would tell of them
     return Source(
         lambda _wanted: file.describe(),
-        lambda agreed: file.read(agreed["outcome"], agreed["classes"]),
+        lambda agreed: file.read(
+            agreed["outcome"],
+            agreed["classes"],
+            [Covariate.from_dict(stored) for stored in agreed["covariates"]],
+        ),
         folder,
         limit,
     )

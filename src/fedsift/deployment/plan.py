@@ -32,7 +32,8 @@ class Plan(BaseModel):
     Attributes:
         settings: of the study.
         sites: the names of the sites, all of which are waited for at the start.
-        target, id_column, weight_column, outcome, drop, impute, separator: as for `read_sites`.
+        target, id_column, weight_column, outcome, drop, impute, covariates, separator: as for
+            `read_sites`.
         min_rows: rows below which a site declines, or weighs as many (``below_min_rows``).
         quorum: sites that must answer a round: a whole number, or a fraction of those asked.
         deadline: seconds after which a round goes on without the others.
@@ -55,6 +56,7 @@ class Plan(BaseModel):
     outcome: Literal["auto", "regression", "binary", "multiclass"] = "auto"
     drop: tuple[str, ...] = ()
     impute: Literal["mean"] | None = None
+    covariates: tuple[str, ...] = ()
     separator: str | None = None
     min_rows: int = Field(5, ge=1)
     below_min_rows: Small = "decline"
@@ -86,6 +88,9 @@ class Plan(BaseModel):
             msg = f"quorum is {self.quorum:.0f}, the plan has {len(self.sites)} sites; give fewer"
             raise ValueError(msg)
         check_settings(dict(self.settings))
+        if self.covariates and self.settings.privacy is not None:
+            msg = "sites tell the levels of covariates without noise; leave out one of the two"
+            raise ValueError(msg)
         method = find_method(self.settings.method)
         if method.rows != "federated":
             msg = (
@@ -110,8 +115,8 @@ class Plan(BaseModel):
     def site_file(self, path: Path, site: str) -> SiteFile:
         """Return how a site reads its file."""
         names = (
-            "target", "id_column", "weight_column", "outcome", "drop", "impute", "separator",
-            "min_rows", "below_min_rows",
+            "target", "id_column", "weight_column", "outcome", "drop", "impute", "covariates",
+            "separator", "min_rows", "below_min_rows",
         )  # fmt: skip
         return SiteFile(path, site, **{name: getattr(self, name) for name in names})
 
@@ -133,7 +138,7 @@ class Plan(BaseModel):
     def from_config(cls, config: Mapping[str, Any]) -> Plan:
         """Return the plan of a run configuration."""
         given = {name.replace("-", "_"): value for name, value in config.items()}
-        for name in ("sites", "drop"):
+        for name in ("sites", "drop", "covariates"):
             if isinstance(given.get(name), str):
                 given[name] = [part for part in given[name].split("\n") if part]
         settings = {k: given.pop(k) for k in list(given) if k in Settings.model_fields}

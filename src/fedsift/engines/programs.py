@@ -153,7 +153,10 @@ class Programs:
         program = make(job, exchange, **options)
         if not self.fused or job.algorithm.measures(exchange) or job.privacy is not None:
             return program(*args)
-        rules = (id(job.problem), job.algorithm, job.channel, job.aggregator)
+        # Problems that differ in their start alone share a program.
+        problem = job.problem
+        same = (id(problem.operators), id(problem.project), problem.null_loss)
+        rules = (*same, job.algorithm, job.channel, job.aggregator)
         name = (make.__name__, exchange, *options.values(), *rules)
         if name not in _FUSED:
             # One code object serves every algorithm, each with few shapes: allow for all of them.

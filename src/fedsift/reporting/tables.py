@@ -34,6 +34,8 @@ def to_text(content: RenderableType, width: int = WIDTH) -> str:
 def fit_report(run: Run) -> RenderableType:
     """Return what a fit found, for a reader who never saw the method."""
     parts: list[RenderableType] = [_sentence(run), Text(), feature_table(run), Text(_WEIGHTS)]
+    if run.effects:
+        parts += [Text(), covariate_table(run)]
     scores = score_table(run)
     if scores is not None:
         parts += [Text(), scores]
@@ -122,6 +124,26 @@ def feature_table(run: Run, most: int = 30) -> Table:
     if len(run.features) > most:
         table.caption = f"and {len(run.features) - most} more in features.csv"
     return table
+
+
+def covariate_table(run: Run) -> RenderableType:
+    """Return the covariates, which stay in the model whatever is chosen."""
+    data, several = run.facts["data"], len(run.facts["data"]["classes"]) > 2
+    table = simple_table()
+    table.add_column("covariate")
+    table.add_column("level")
+    if several:
+        table.add_column("for")
+    table.add_column("coefficient", justify="right", no_wrap=True)
+    for effect in run.effects:
+        level = "per unit" if effect.level is None else f"{effect.level}, not {effect.reference}"
+        row = [Text(effect.covariate, style="bold"), Text(level)]
+        row += [Text(str(effect.output))] if several else []
+        table.add_row(*row, f"{effect.coefficient:+.3g}")
+    unit = "scores" if several else data["target"]
+    if len(data["classes"]) == 2:
+        unit = f"log-odds of {data['classes'][1]}"
+    return Group(table, Text(f"Covariates stay in whatever is chosen; coefficients are in {unit}."))
 
 
 def direction(run: Run, feature: Feature) -> str:

@@ -99,8 +99,8 @@ def read_held_out(run: Run, file: Path, data: FederatedData) -> FederatedData:
         raise DataError("the rows stay at their sites, so no file can be compared with them here")
     options: dict[str, Any] = {k: source.get(k) for k in ("id_column", "separator")}
     found = read_table(
-        file, run.standardiser.features, target=facts["target"], classes=facts["classes"],
-        fills=run.standardiser.fills, **options,
+        file, run.standardiser.candidates, target=facts["target"], classes=facts["classes"],
+        fills=run.standardiser.fills, covariates=run.standardiser.covariates, **options,
     )  # fmt: skip
     if found.y is None:
         raise ValueError(f"{file} has no column {facts['target']!r}, which the run predicts")
@@ -112,4 +112,5 @@ def read_held_out(run: Run, file: Path, data: FederatedData) -> FederatedData:
         x=found.x, y=found.y, weight=torch.ones(len(found.x)), offsets=(0, len(found.x)),
         sites=(site_name(file),), features=found.features, rows=found.rows,
         outcome=facts["outcome"], classes=tuple(facts["classes"]), target=facts["target"],
+        covariates=run.standardiser.covariates,
     )  # fmt: skip

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedsift._version import __version__
 from fedsift.data import DataError, RemoteData
+from fedsift.data.covariates import Covariate, agree
 from fedsift.data.errors import listed
 from fedsift.engines.flower.link import GridLink, Policy, SitesError
 from fedsift.engines.flower.nodes import Nodes
@@ -109,6 +110,19 @@ def classes_of(said: Mapping[str, Mapping[str, Any]], outcome: str) -> tuple[str
     return ("binary" if len(classes) == 2 else "multiclass"), classes
 
 
+def covariates_of(said: Mapping[str, Mapping[str, Any]]) -> tuple[Covariate, ...]:
+    """Return the covariates, with the levels that some site has.
+
+    Raises:
+        DataError: sites do not agree on what they are.
+    """
+    names = list(next(iter(said.values())).get("covariates", {}))
+    return tuple(
+        agree(name, {site: facts["covariates"][name] for site, facts in said.items()})
+        for name in names
+    )
+
+
 def connect(
     grid: Grid,
     run: str,
@@ -150,15 +164,23 @@ def connect(
         if reason is not None:
             raise DataError(f"{reason}; correct the files so that all have the same columns")
     outcome, classes = classes_of(roster.said, str(wanted["outcome"]))
+    covariates = covariates_of(roster.said)
     roster.fixed = True
     features = tuple(roster.said[present[0]]["features"])
-    agreed = {**wanted, "outcome": outcome, "classes": list(classes)}
+    features += tuple(column for covariate in covariates for column in covariate.columns)
+    agreed = {
+        **wanted,
+        "outcome": outcome,
+        "classes": list(classes),
+        "covariates": [covariate.to_dict() for covariate in covariates],
+    }
     nodes.head = Part({"kind": "head", "run": run, **agreed})
     like: dict[str, Any] = {
         "features": features,
         "outcome": outcome,
         "classes": classes,
         "target": wanted["target"],
+        "covariates": covariates,
         "descriptions": {},
         "notes": tuple(f"site '{s}' declined: {why}" for s, why in sorted(roster.declined.items())),
         "missing": wanted.get("impute") is not None,

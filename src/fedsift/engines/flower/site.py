@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -194,16 +194,12 @@ def taken(data: FederatedData, step: Step) -> FederatedData:
     if step.kind == "select":
         return data.select_features(step.tensors["columns"])
     if step.kind == "standardise":
-        stored = {**facts, "features": data.features, "mean": [], "scale": []}
-        standardiser = Standardiser.from_dict(stored)
-        return Standardiser(
-            standardiser.how,
-            data.features,
-            step.tensors["mean"],
-            step.tensors["scale"],
-            standardiser.target_mean,
-            standardiser.target_scale,
-            standardiser.fills,
+        stored = {**facts, "features": data.features, "mean": [], "scale": [], "covariates": []}
+        return replace(
+            Standardiser.from_dict(stored),
+            mean=step.tensors["mean"],
+            scale=step.tensors["scale"],
+            covariates=data.covariates,
         ).apply(data)
     if step.kind == "split":
         before = facts["by_site"][data.sites[0]]

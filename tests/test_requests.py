@@ -197,7 +197,7 @@ def test_adam_steps_gates_of_any_slope_alike() -> None:
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"features": 0}, "features is 0; it should be greater than or equal to 1"),
+        ({"features": 0}, "features is 0; it should be at least 1"),
         ({"features": 2, "ridge": float("nan")}, "ridge is nan; it should be"),
         ({"features": 2, "rigde": 1.0}, "rigde is not a setting; did you mean 'ridge'?"),
         ({"features": 2, "messages": "dens"}, "messages 'dens' is unknown; did you mean 'dense'?"),

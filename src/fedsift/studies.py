@@ -136,7 +136,22 @@ def refused(error: ValidationError, label: Callable[[str], str] = str) -> str:
         choices = re.findall(r"'([^']+)'", str(first["ctx"]["expected"]))
         return f"{name} {value!r} is unknown; {nearest(str(value), choices)}"
     wanted = str(first["msg"]).removeprefix("Input should be ").removeprefix("Value error, ")
+    if first["type"].startswith(("greater", "less")):
+        wanted = _bounds(str(first["loc"][0])) or wanted
     return f"{name} is {value!r}; it should be {wanted}"
+
+
+def _bounds(name: str) -> str:
+    """Return all bounds of a setting, in words."""
+    field = Settings.model_fields.get(name)
+    signs = {"gt": "greater than", "ge": "at least", "lt": "less than", "le": "at most"}
+    parts = [] if field is None else field.metadata
+    return " and ".join(
+        f"{word} {getattr(part, sign)}"
+        for part in parts
+        for sign, word in signs.items()
+        if hasattr(part, sign)
+    )
 
 
 def check_request(settings: Settings, methods: Sequence[str], data: FederatedData) -> None:

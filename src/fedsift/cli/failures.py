@@ -68,7 +68,7 @@ def as_options(text: str) -> str:
     )
     text = re.sub(
         r"(leave the column out with --drop (\S+))$",
-        r"\1, or say what it is: --id \2, --site-column \2",
+        r"\1, or say what it is: --target \2, --id \2, --site-column \2",
         text,
     )
     names = "impute|outcome|messages|separator|standardise|weights"

@@ -8,16 +8,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from fedsift.data.duplicates import shared_rows
 from fedsift.data.errors import DataError, counted, listed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from fedsift.data.columns import Roles
     from fedsift.data.federated import FederatedData
     from fedsift.data.tables import Table
 
-__all__ = ["columns_lost", "notes_on_columns", "notes_on_target"]
+__all__ = ["columns_lost", "notes_on_columns", "notes_on_rows", "notes_on_target"]
 
 _ROUNDED = "once rounded to single precision (float32; subtract what they share to keep the rest)"
 _FEW_ROWS = 2
@@ -82,9 +83,30 @@ def notes_on_columns(features: Sequence[str], values: np.ndarray, *, ids: bool) 
             )
 
 
+def notes_on_rows(values: np.ndarray, rows: Mapping[str, slice]) -> Iterator[str]:
+    """Count rows that are equal at several sites: then a held-out row may have been trained on."""
+    shared = shared_rows(values, rows)
+    if shared.at_several_sites:
+        pairs = ", ".join(f"{pair} ({count})" for pair, count in shared.by_pair.items())
+        yield (
+            f"{counted(shared.at_several_sites, 'row')} with all values equal at more than one"
+            f" site: {pairs}; if these are the same patients, remove one of each pair, or"
+            " scores on rows held out are too good"
+        )
+
+
 def notes_on_target(data: FederatedData) -> Iterator[str]:
-    """Name sites with one class, classes of one or two rows, and classes spelt almost alike."""
+    """Name sites with one class, classes of one or two rows, and classes spelt almost alike.
+
+    Of a measured target: tell whether it looks like an id.
+    """
     if data.outcome == "regression":
+        whole = bool((data.y == data.y.floor()).all())
+        if whole and data.n_samples >= _MANY_ROWS and len(data.y.unique()) == data.n_samples:
+            yield (
+                f"the target '{data.target}' has another whole number in each row; if it is an id,"
+                " predict another column"
+            )
         return
     single = [
         name
@@ -92,7 +114,10 @@ def notes_on_target(data: FederatedData) -> Iterator[str]:
         if len(data.y[rows].unique()) == 1
     ]
     if single:
-        yield f"sites with one class of '{data.target}' only: {listed(single)}"
+        yield (
+            f"sites with one class of '{data.target}' only: {listed(single)}; there, what tells"
+            " sites apart can pass for what tells classes apart"
+        )
     counts = torch.bincount(data.y, minlength=len(data.classes)).tolist()
     rare = [name for name, n in zip(data.classes, counts, strict=True) if n <= _FEW_ROWS]
     if rare and data.n_samples >= _MANY_ROWS:

@@ -19,7 +19,7 @@ from fedsift.data.files import load_table
 from fedsift.data.frames import table_of_frame
 from fedsift.data.grouping import group_rows
 from fedsift.data.missing import refuse_empty, refuse_missing
-from fedsift.data.notes import columns_lost, notes_on_columns, notes_on_target
+from fedsift.data.notes import columns_lost, notes_on_columns, notes_on_rows, notes_on_target
 from fedsift.data.paths import site_files, site_name
 from fedsift.data.tables import Tables
 
@@ -170,6 +170,7 @@ def _joined(
     notes = (
         *columns_lost(tables.parts, roles, candidates),
         *notes_on_columns(candidates, values[:, :n_candidates], ids=roles.id is not None),
+        *notes_on_rows(values[order], dict(zip(names, data.slices, strict=True))),
         *notes_on_target(data),
     )
     for note in notes:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedsift.data.columns import Roles, check_stems
+from fedsift.data.duplicates import shared_rows
 from fedsift.data.errors import DataError, listed
 from fedsift.data.files import load_table
 from fedsift.data.grouping import group_rows
@@ -82,7 +83,7 @@ def inspect_files(
         "missing": _missing(cells),
         "scale": sites.scale(cells.values, large),
         "drift": sites.drift(cells.names, cells.values, large),
-        "duplicates": sites.shared_rows(cells.values, rows),
+        "duplicates": shared_rows(cells.values, rows)._asdict(),
         "target": told,
         "candidates": candidates(tables, cells, named.values()) if target is None else [],
         "limit": limit(told, int(tables.starts[-1]), len(cells.names), features),

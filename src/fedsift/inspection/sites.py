@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 import warnings
-from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +14,6 @@ if TYPE_CHECKING:
 LEVEL = 0.01  # chance that drift is called where there is none, over all columns and sites
 FEWEST = 3  # rows of a site whose columns are compared
 _FACTOR = 5.0  # between the values of a site and of the others, from which units differ
-_COLUMNS = 64  # that are looked at to tell whether equal rows can be chance
 _SHOWN = 5
 
 
@@ -127,32 +124,6 @@ def _differences(
         t = np.abs(smd) / np.sqrt(1 / n + 1 / m)
     beyond = enough & (t > stats.t.isf(level / 2, np.maximum(n + m - 2, 1)))
     return smd, beyond & ~np.isnan(smd)
-
-
-def shared_rows(values: np.ndarray, rows: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """Count rows whose values are all equal: at several sites, and at one.
-
-    Nothing is said (``told`` is False) where so few or so coarse columns could agree by chance:
-    where N² rows beside one another are not rare among Π (different values of a column).
-    """
-    some = values[:, np.unique(np.linspace(0, values.shape[1] - 1, _COLUMNS).astype(int))]
-    some = some if values.shape[1] else values
-    bits = sum(math.log2(max(1, len(np.unique(column)))) for column in some.T)
-    if len(values) < 2 or bits < 2 * math.log2(len(values)) + 6:
-        return {"told": False, "at_several_sites": 0, "by_pair": {}, "within_sites": 0}
-    homes: dict[bytes, Counter[str]] = {}
-    for site, chosen in rows.items():
-        for row in values[chosen].astype(np.float32):
-            homes.setdefault(row.tobytes(), Counter())[site] += 1
-    several = [tuple(sites) for sites in homes.values() if len(sites) > 1]
-    pairs = Counter(" and ".join(sites) for sites in several)
-    within = sum(count - 1 for sites in homes.values() for count in sites.values())
-    return {
-        "told": True,
-        "at_several_sites": len(several),
-        "by_pair": dict(pairs.most_common(_SHOWN)),
-        "within_sites": within,
-    }
 
 
 def shared_ids(ids: Sequence[object], rows: Mapping[str, np.ndarray]) -> int:

@@ -1,0 +1,34 @@
+"""The page on own data: every command of it runs, one after the other."""
+
+import csv
+import re
+import shlex
+from pathlib import Path
+
+from fedsift.cli import main
+from tests.test_typical_mistakes import site, written
+
+PAGE = Path(__file__).parents[1] / "docs" / "own-data.md"
+TINY = ["--seeds", "2", "--splits", "1", "--rounds", "3", "--tuning-rounds", "3"]
+
+
+def test_the_page_leads_from_files_to_predictions(tmp_path, monkeypatch, capsys):
+    """Less thorough than on the page, so that it is quick; the new rows have no diagnosis."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("berlin", "paris", "rome"):
+        written(tmp_path / f"{name}.csv", site(name))
+    written(tmp_path / "new.csv", [row[:-1] for row in site("a new hospital", 7)])
+    commands = re.findall(r"^    fedsift (.+)$", PAGE.read_text(), re.MULTILINE)
+    assert [command.split()[0] for command in commands] == ["inspect", "fit", "report", "predict"]
+    shown = []
+    for command in commands:
+        words = shlex.split(command)
+        assert main(words + TINY * (words[0] == "fit")) == 0
+        shown.append(capsys.readouterr().out)
+    assert "fedsift fit berlin.csv paris.csv rome.csv" in shown[0]
+    assert "2 features of 6" in shown[1]
+    assert "2 features of 6" in shown[2]
+    with Path("predictions.csv").open() as stream:
+        table = list(csv.DictReader(stream))
+    assert len(table) == 7
+    assert {row["predicted_diagnosis"] for row in table} <= {"sick", "well"}

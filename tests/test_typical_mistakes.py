@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from fedsift.cli import main
+from fedsift.run_folder import VERSION, write_facts
 
 TINY = ("--seeds", "2", "--splits", "0", "--rounds", "2", "--tuning-rounds", "2")
 GENES = [f"gene{j}" for j in range(6)]
@@ -54,7 +55,7 @@ def files(tmp_path, monkeypatch) -> None:
         numbered.append([str(700 + 3 * number), *row[1:-1], str(int(row[-1] == "sick"))])
     written(tmp_path / "numbered.csv", numbered)
     (tmp_path / "old").mkdir()
-    (tmp_path / "old" / "run.json").write_text('{"version": 2, "status": "done"}')
+    write_facts(tmp_path / "old", {"version": VERSION, "status": "done"})
 
 
 REFUSED = {

@@ -45,7 +45,7 @@ def shared_rows(values: np.ndarray, rows: Mapping[str, np.ndarray | slice]) -> S
         rows: the rows of each site.
     """
     count, width = values.shape
-    some = np.unique(np.linspace(0, width - 1, _COLUMNS).astype(int)) if width else []
+    some = np.unique(np.linspace(0, max(width - 1, 0), min(width, _COLUMNS)).astype(int))
     bits = sum(math.log2(len(np.unique(values[:, column]))) for column in some) if count else 0
     if count < 2 or bits < 2 * math.log2(count) + 6:
         return Shared()

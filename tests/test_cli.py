@@ -78,7 +78,7 @@ def test_fit_writes_a_run_folder_and_says_what_a_reader_wants(sites, tmp_path, c
     written = {path.name for path in (tmp_path / "run").iterdir()}
     assert written == {
         *("run.json", "history.jsonl", "model.safetensors", "features.csv"),
-        *("report.txt", "inclusion.png", "training.png"),
+        *("report.txt", "report.html", "inclusion.png", "training.png"),
     }
 
 

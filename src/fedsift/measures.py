@@ -15,7 +15,7 @@ def auc(members: Tensor, member_weight: Tensor, others: Tensor, other_weight: Te
         others: scores [n].
         other_weight: [n].
     """
-    order = others.argsort()
+    members, order = members.contiguous(), others.argsort()
     ranked, below = others[order], other_weight[order].double().cumsum(0)
     total = below[-1]
     below = torch.cat([torch.zeros_like(below[:1]), below])

@@ -29,6 +29,7 @@ from fedsift.studies import Fit
 VERSION = 2
 CHECKPOINTS, JOINS = "checkpoints", "joins"
 LOCK = "run.lock"
+OTHER_PAGES = ("page.md", "report.txt")  # of folders that solve and reproduce write
 DEPLOYMENT = "deployment.json"
 OWN_FILES = (
     "run.json",
@@ -37,6 +38,7 @@ OWN_FILES = (
     "model.safetensors",
     "features.csv",
     "report.txt",
+    "report.html",
     "inclusion.png",
     "training.png",
 )
@@ -156,6 +158,9 @@ def read_facts(path: Path) -> dict[str, Any]:
     file = path / "run.json"
     if not file.exists():
         msg = f"{path} is not a run folder: it has no run.json"
+        read = next((path / name for name in OTHER_PAGES if (path / name).exists()), None)
+        if read is not None:
+            msg += f"; it holds what solve or reproduce found: read {read}"
         raise RunError(msg)
     try:
         facts = dict(json.loads(file.read_bytes()))

@@ -77,6 +77,37 @@ def ensemble_support(masks: Tensor, magnitudes: Tensor, kept: int) -> Tensor:
     return torch.zeros_like(masks[0]).scatter(0, chosen, 1.0)
 
 
+def agreement(masks: Tensor, magnitudes: Tensor, kept: int) -> list[dict[str, float | int]]:
+    """Return how far ensembles of some seeds agree with ensembles of others, by their number.
+
+    The seeds [S] are dealt to as many groups of s as there are, s = 1, 2, 4, ... and S // 2; groups
+    share no seed. ``shared`` is the mean over pairs of groups of the share of the ``kept`` gates
+    that both choose, ``least`` that of the pair that agrees least.
+    """
+    seeds = len(masks)
+    sizes = {1 << power for power in range(seeds.bit_length()) if 2 << power <= seeds}
+    found: list[dict[str, float | int]] = []
+    for size in sorted(sizes | ({seeds // 2} if seeds > 1 else set())):
+        groups = seeds // size
+        chosen = torch.stack(
+            [
+                ensemble_support(masks[at : at + size], magnitudes[at : at + size], kept)
+                for at in range(0, groups * size, size)
+            ]
+        ).double()
+        upper = torch.triu_indices(groups, groups, 1)
+        shares = (chosen @ chosen.T / kept)[upper[0], upper[1]]
+        found.append(
+            {
+                "seeds": size,
+                "groups": groups,
+                "shared": float(shares.mean()),
+                "least": float(shares.min()),
+            }
+        )
+    return found
+
+
 def nogueira_stability(masks: Tensor) -> float:
     """Return the stability of selections [S, G]: 1 for always the same set, 0 for chance.
 

@@ -17,8 +17,10 @@ from fedsift._version import __version__
 from fedsift.checkpoints import AFRESH, DamagedError, StageCheckpoint
 from fedsift.data import FederatedData, RemoteData, Standardiser, split
 from fedsift.findings import candidates, feature_table, method_figures, only_scores, same_data
+from fedsift.held_out import held_out
 from fedsift.methods import find_method
 from fedsift.private_fits import described, promise, refuse
+from fedsift.profiles import profiles
 from fedsift.run_folder import (
     CHECKPOINTS,
     JOINS,
@@ -32,6 +34,7 @@ from fedsift.run_folder import (
 )
 from fedsift.runs import Run, load_run, write_run
 from fedsift.sealed import fingerprint
+from fedsift.selection import agreement
 from fedsift.studies import Case, Fit, Progress, Settings, effective, fit_case, planned_privacy
 
 log = logging.getLogger(__name__)
@@ -175,14 +178,21 @@ def run_fit(
     if tested_fits:
         losses = [float(f.scores["loss"][f.n_lanes :].mean()) for f in tested_fits]
         facts["held_out_loss"] = sum(losses) / len(losses)
+        if settings.round_counts == 1:  # groups are counted exactly
+            facts["held_out"] = held_out(fits, cases, settings.standardise, settings.min_cell)
     if private is not None:
         facts["privacy"] = fits[-1].privacy
         results |= {name: facts["privacy"][name] for name in ("epsilon", "delta")}
     facts["candidates"] = candidates(fits[-1], cases[-1])
+    facts["agreement"] = agreement(
+        fits[-1].masks, fits[-1].magnitudes, int(fits[-1].support[0].sum())
+    )
     facts["results"] = results | {"seconds": time.perf_counter() - began, "run": _text(path)}
     facts["status"] = "done"
     standardiser = Standardiser.fit(cases[-1].train, settings.standardise)
     features = feature_table(fits[-1], cases[-1], same_data(fits, cases))
+    if private is None and settings.round_counts == 1:
+        facts["profiles"] = profiles(cases[-1].train, [f.name for f in features], settings.min_cell)
     run = Run(settings, facts, features, fits[-1].ensemble(), standardiser, path)
     if run.effects:
         facts["results"]["covariates"] = [asdict(effect) for effect in run.effects]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from itertools import count
 from pathlib import Path
@@ -19,6 +20,7 @@ from fedsift.cli.reproduce import reproduce
 from fedsift.cli.rerun import rerun
 from fedsift.cli.solve import solve
 from fedsift.cli.tune import tune
+from fedsift.visible import visible
 
 if TYPE_CHECKING:
     from fedsift.sources import Source
@@ -204,26 +206,40 @@ def predict(
 
     text = predictions(load_run(run), file, id_column)
     if out is None:
-        print(text, end="")
+        print(visible(text, lines=True) if sys.stdout.isatty() else text, end="")
     else:
         write_text(out, text, overwrite=overwrite)
         print(f"{text.count(chr(10)) - 1} predictions in {out}")
 
 
 @app.command()
-def report(run: RunFolder) -> None:
-    """Show a finished run again, and write its pictures and text anew.
+def report(
+    run: RunFolder,
+    *,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="HTML file to write the page to, too.", metavar="FILE"),
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace that file.")] = False,
+) -> None:
+    """Show a finished run again, and write its page, pictures and text anew.
 
-    [bold]Example[/bold]
+    [bold]Examples[/bold]
 
     fedsift report runs/golub-1
+
+    fedsift report runs/golub-1 -o genes.html
     """
     from fedsift.cli.output import show
-    from fedsift.reporting import compare_report, fit_report, write_report
+    from fedsift.exports import write_text
+    from fedsift.reporting import compare_report, fit_report, page_of, write_report
     from fedsift.run_folder import read_facts
     from fedsift.runs import load_run
 
     written = write_report(run)
+    if out is not None:
+        write_text(out, page_of(run), overwrite=overwrite)
+        written.append(out)
     facts = read_facts(run)
     show(compare_report(facts) if facts["command"] == "compare" else fit_report(load_run(run)))
     print(f"\nwritten: {', '.join(str(path) for path in written)}")
@@ -323,6 +339,7 @@ def _run(
 
     described = source.model_dump(mode="json")
     stages = plan(work(command, methods, cases), settings)
+    content: Callable[[], Any]
     try:
         with bar(stages, quiet=quiet) as progress:
             if command == "compare":
@@ -377,7 +394,7 @@ def _dry_run(
     if request.json:
         show_json(facts)
     else:
-        print(forecast_text(facts))
+        print(visible(forecast_text(facts), lines=True))
 
 
 def free_folder(source: Source, command: str, *, make: bool) -> Path:

@@ -7,6 +7,8 @@ import shlex
 import sys
 import traceback
 
+from fedsift.visible import visible
+
 DONE, FAILED, USAGE, NOT_MET, INTERRUPTED = 0, 1, 2, 3, 130
 
 
@@ -97,4 +99,4 @@ def _command(error: BaseException) -> str:
 
 
 def _one_line(text: str) -> str:
-    return " ".join(text.split())
+    return visible(" ".join(text.split()))

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from fedsift.cli.failures import NOT_MET, UsageError
+from fedsift.visible import visible
 
 RunFolder = Annotated[
     Path, typer.Argument(metavar="RUN", help="Folder of a run.", show_default=False)
@@ -134,7 +135,7 @@ def forget(
     else:
         from fedsift.reporting.forgetting import forget_text
 
-        print(forget_text(run, report))
+        print(visible(forget_text(run, report), lines=True))
     if report.status in {"target_not_met", "queued"}:
         raise typer.Exit(NOT_MET)
 
@@ -159,9 +160,9 @@ def verify(run: RunFolder, *, key: Key = None, json: Json = False, quiet: Quiet 
         for name, holds in found.checks.items():
             print(f"{name:<12} {words[holds]}")
         for line in found.lines:
-            print(line)
+            print(visible(line))
         for record in found.records:
-            print(record_text(record))
+            print(visible(record_text(record), lines=True))
         print("This checks what was recorded. It is no proof that nothing is left in the model.")
     if not found.holds:
         raise typer.Exit(NOT_MET)
@@ -202,7 +203,7 @@ def requests(run: RunFolder, *, json: Json = False) -> None:
         return
     for r in found:
         due = "" if r["due_in_days"] is None else f", due in {r['due_in_days']:.1f} days"
-        what = r["scope"] or "names purged"
+        what = visible(r["scope"] or "names purged")
         print(f"{r['request_id']}  {r['status']:<15} {r['received']}  {r['method']}  {what}{due}")
     if not found:
         print(f"nobody asked {run} to forget anything")

@@ -16,6 +16,7 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from fedsift.cli.failures import as_options
+from fedsift.visible import visible
 
 WIDTH = 100
 
@@ -132,7 +133,7 @@ def notes(*, quiet: bool) -> Iterator[None]:
 
         def show(message: Any, category: type[Warning], *rest: Any, **more: Any) -> None:
             if issubclass(category, DataWarning):
-                console.print(f"note: {as_options(str(message))}", markup=False)
+                console.print(f"note: {visible(as_options(str(message)))}", markup=False)
             else:
                 usual(message, category, *rest, **more)
 
@@ -149,7 +150,7 @@ class _Handler(logging.Handler):
         self.console = console
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.console.print(f"note: {record.getMessage()}", markup=False)
+        self.console.print(f"note: {visible(record.getMessage())}", markup=False)
 
 
 def show(content: RenderableType) -> None:

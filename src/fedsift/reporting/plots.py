@@ -18,6 +18,7 @@ from matplotlib.ticker import (
     PercentFormatter,
 )
 
+from fedsift.reporting.readable import readable
 from fedsift.run_folder import read_checked
 from fedsift.runs import Run
 from fedsift.sealed import write_atomic
@@ -39,15 +40,17 @@ LETTERS = 48
 
 def write(run: Run) -> list[Path]:
     """Write the pictures of a run into its folder; return the files."""
-    if run.path is None:
+    path = run.path
+    if path is None:
         return []
-    lines = read_checked(run.path, "history.jsonl", run.facts).decode().splitlines()
+    lines = read_checked(path, "history.jsonl", run.facts).decode().splitlines()
     records = [json.loads(line) for line in lines]
     reported = [record for record in records if record["case"] == records[-1]["case"]]
+    run = readable(run)
     figures = {"inclusion.png": inclusion(run)}
     if any(name in record for record in reported for name in PANELS):
         figures["training.png"] = training(run, reported)
-    return [save(figure, run.path / name) for name, figure in figures.items()]
+    return [save(figure, path / name) for name, figure in figures.items()]
 
 
 def inclusion(run: Run) -> Figure:

@@ -14,7 +14,9 @@ from rich.text import Text
 from fedsift.data.errors import counted
 from fedsift.findings import Feature
 from fedsift.methods import METHODS
+from fedsift.reporting.readable import readable
 from fedsift.runs import Run
+from fedsift.visible import all_visible
 
 WIDTH = 100
 _WEIGHTS = "Weights are per standard unit, of the features refitted together."
@@ -33,15 +35,16 @@ def to_text(content: RenderableType, width: int = WIDTH) -> str:
 
 def fit_report(run: Run) -> RenderableType:
     """Return what a fit found, for a reader who never saw the method."""
-    parts: list[RenderableType] = [_sentence(run), Text(), feature_table(run), Text(_WEIGHTS)]
+    run = readable(run)
+    parts: list[RenderableType] = [sentence(run), Text(), feature_table(run), Text(_WEIGHTS)]
     if run.effects:
         parts += [Text(), covariate_table(run)]
     scores = score_table(run)
     if scores is not None:
         parts += [Text(), scores]
-    caution = _caution(run)
-    if caution:
-        parts += [Text(caution)]
+    warning = caution(run)
+    if warning:
+        parts += [Text(warning)]
     if "privacy" in run.facts:
         parts += [Text(), Text(f"Private: {promise_text(run.facts['privacy'])}. {_UNSCORED}")]
     if METHODS[run.settings.method].rows == "federated":
@@ -67,12 +70,13 @@ def next_steps(run: Run) -> str:
     return (
         f"The run is in {path}. Next:\n"
         f"  fedsift predict {path} NEW.csv    predict new samples\n"
-        f"  fedsift report {path}             this text and the pictures again\n"
+        f"  fedsift report {path}             this text, the page and the pictures again\n"
         f"  fedsift export {path} --to coefficients.csv"
     )
 
 
-def _sentence(run: Run) -> Text:
+def sentence(run: Run) -> Text:
+    """Return what was found, in a sentence or two."""
     data, results = run.facts["data"], run.results
     what = (
         f"{data['target']} ({' or '.join(data['classes'])})" if data["classes"] else data["target"]
@@ -126,7 +130,7 @@ def feature_table(run: Run, most: int = 30) -> Table:
     return table
 
 
-def covariate_table(run: Run) -> RenderableType:
+def covariate_table(run: Run) -> Group:
     """Return the covariates, which stay in the model whatever is chosen."""
     data, several = run.facts["data"], len(run.facts["data"]["classes"]) > 2
     table = simple_table()
@@ -194,8 +198,9 @@ def score_table(run: Run) -> Table | None:
     return table
 
 
-def compare_report(facts: Mapping[str, Any]) -> RenderableType:
+def compare_report(facts: Mapping[str, Any]) -> Group:
     """Return a comparison of methods, a line each."""
+    facts = all_visible(facts)
     figures: dict[str, dict[str, Any]] = facts["results"]["methods"]
     first = next(iter(figures.values()))
     measure = _measure(first)
@@ -282,7 +287,22 @@ def duration(seconds: float) -> str:
     return f"{seconds / 3600:.1f} h"
 
 
-def _caution(run: Run) -> str:
+def headline(results: Mapping[str, Any]) -> tuple[str, str, str] | None:
+    """Return the held-out measure, its mean and its interval in words; None without a score."""
+    measure = _measure(results)
+    if measure is None:
+        return None
+    figure, percent = results[measure], measure == "test_accuracy"
+    write = "{:.0%}".format if percent else "{:.2f}".format
+    interval = ""
+    if _spread(figure):
+        low = max(figure["low"], 0.0) if percent else figure["low"]
+        interval = f"{write(low)} to {write(min(figure['high'], 1.0))}"
+    return MEASURES[measure], write(figure["mean"]), interval
+
+
+def caution(run: Run) -> str:
+    """Return why the score must be taken with care, an empty text if nothing is to be said."""
     majority = _majority(run.facts["data"], run.results)
     score = run.results.get("test_accuracy")
     if score is None or majority is None:

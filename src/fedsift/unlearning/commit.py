@@ -15,6 +15,7 @@ from fedsift._version import __version__
 from fedsift.data import FederatedData, of_role
 from fedsift.data.federated import FORGET, RETAIN
 from fedsift.data.paths import site_name
+from fedsift.profiles import profiles
 from fedsift.run_folder import VERSION, checksum, clear_states, clear_unfinished, write_facts
 from fedsift.runs import Run
 from fedsift.sealed import seal, write_atomic
@@ -49,7 +50,7 @@ def stage(
         files = _contents(run, done, scope, salt)
         for name, content in files.items():
             write_atomic(folder / name, content)
-        facts = _facts(facts, data, scope, salt)
+        facts = _facts(facts, data, scope, salt, [f.name for f in done.run.features])
         facts["files"] = {name: checksum(content) for name, content in files.items()}
         write_atomic(folder / "facts.json", json.dumps(facts).encode())
     result = done.result
@@ -121,8 +122,10 @@ def _purged(record: dict[str, Any], scope: Scope, salt: str) -> dict[str, Any]:
     return {**record, "sites": named}
 
 
-def _facts(facts: dict[str, Any], data: FederatedData, scope: Scope, salt: str) -> dict[str, Any]:
-    """Return a run's facts about the rows that are left."""
+def _facts(
+    facts: dict[str, Any], data: FederatedData, scope: Scope, salt: str, features: Sequence[str]
+) -> dict[str, Any]:
+    """Return a run's facts about the rows that are left; counts of rows held out go."""
     assert data.role is not None  # noqa: S101  the data come with roles
     rest = of_role(data, RETAIN)
     gone = int((data.role == FORGET).sum())
@@ -149,7 +152,10 @@ def _facts(facts: dict[str, Any], data: FederatedData, scope: Scope, salt: str) 
         source = source | {"files": left}
     old = facts["results"].get("beside", {})
     results = facts["results"] | {"beside": _without_sites(old, scope, salt)}
-    return facts | {"data": described, "source": source, "results": results}
+    shown: dict[str, Any] = {"held_out": None}
+    if "profiles" in facts:
+        shown["profiles"] = profiles(rest, features, facts["settings"]["min_cell"])
+    return facts | {"data": described, "source": source, "results": results} | shown
 
 
 def _names(note: str, scope: Scope) -> bool:

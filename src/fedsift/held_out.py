@@ -1,0 +1,187 @@
+"""What the models of the splits said of rows they never saw: counts and means of groups of rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedsift.data import FederatedData, How, RemoteData, Standardiser
+from fedsift.forgetting import class_logits
+from fedsift.measures import auc
+from fedsift.outcomes import make_outcome
+from fedsift.selection import t_interval
+from fedsift.studies import Case, Fit, slopes_of
+
+GROUPS = 20  # groups of predictions at most
+FEWEST = 5  # rows of a group, and of a site that is shown, whatever `min_cell` is
+MOST_CLASSES = 12
+
+
+class Scored(NamedTuple):
+    """Rows held out in a case and what its model says: probabilities [n, K], or values [n, 1]."""
+
+    case: Case
+    rows: FederatedData
+    predicted: Tensor
+
+
+def held_out(
+    fits: Sequence[Fit], cases: Sequence[Case], how: How, min_cell: int = 0
+) -> dict[str, Any] | None:
+    """Return how predictions of rows held out compare with what was observed.
+
+    None where no row was held out, where rows stay at their sites, and for more than `MOST_CLASSES`
+    classes. A row counts once, in the first case that held it out; areas under the curve are means
+    over the cases.
+
+    Args:
+        fits: of the cases.
+        cases: splits, or data sets with test rows.
+        how: of the standardisation.
+        min_cell: no count between 0 and this number is told.
+
+    Returns:
+        ``rows``; ``groups``, by class (of two, the second; or the target's name): rows with
+        neighbouring predictions, ``{"rows": , "predicted": mean, "observed": mean}``; ``by_site``:
+        ``rows`` and the ``accuracy`` or ``rmse`` of sites with enough of them; for classes ``auc``
+        by class and ``confusion`` [true][predicted], None in rows with small counts.
+    """
+    scored = [
+        _scored(fit, case, how)
+        for fit, case in zip(fits, cases, strict=True)
+        if case.test is not None and not isinstance(case.test, RemoteData)
+    ]
+    if not scored or len(scored[0].rows.classes) > MOST_CLASSES:
+        return None
+    once = _each_once(scored)
+    y = torch.cat([s.rows.y for s in once])
+    predicted = torch.cat([s.predicted for s in once])
+    names = [s.rows.sites[code] for s in once for code in s.rows.site_of_row.tolist()]
+    classes, target = scored[0].rows.classes, scored[0].rows.target
+    if not classes:
+        groups = {target: _groups(predicted[:, 0], y.double(), max(min_cell, FEWEST))}
+        error = (predicted[:, 0] - y.double()) ** 2
+        by_site = _by_site(names, error, "rmse", max(min_cell, FEWEST))
+        return {"rows": len(y), "groups": groups, "by_site": by_site}
+    shown = range(1, 2) if len(classes) == 2 else range(len(classes))
+    right = (predicted.argmax(1) == y).double()
+    return {
+        "rows": len(y),
+        "groups": {
+            classes[k]: _groups(predicted[:, k], (y == k).double(), max(min_cell, FEWEST), min_cell)
+            for k in shown
+        },
+        "by_site": _by_site(names, right, "accuracy", max(min_cell, FEWEST)),
+        "auc": {classes[k]: _area(scored, k) for k in shown},
+        "confusion": _confusion(y, predicted.argmax(1), len(classes), min_cell),
+    }
+
+
+def _scored(fit: Fit, case: Case, how: How) -> Scored:
+    """Return what the ensemble of a case says of its test rows."""
+    assert case.test is not None  # noqa: S101  asked before
+    standardiser = Standardiser.fit(case.train, how)
+    model = fit.ensemble()
+    output = standardiser.apply(case.test).x @ slopes_of(model).T + model["bias"]
+    if case.test.classes:
+        return Scored(case, case.test, class_logits(output.double()).softmax(-1))
+    values = make_outcome(case.test.outcome).predict(output).double()
+    return Scored(case, case.test, standardiser.target_to_units(values).unsqueeze(1))
+
+
+def _each_once(scored: Sequence[Scored]) -> list[Scored]:
+    """Return the cases with the rows alone that no case before held out.
+
+    Data sets of different origin share no rows, though they name them alike.
+    """
+    seen: set[tuple[str, str, str]] = set()
+    kept = []
+    for case, rows, predicted in scored:
+        origin = "" if case.truth is None else case.name
+        sites = [rows.sites[code] for code in rows.site_of_row.tolist()]
+        keys = [(origin, site, name) for site, name in zip(sites, rows.rows, strict=True)]
+        new = torch.tensor([key not in seen for key in keys])
+        seen.update(keys)
+        if bool(new.any()):
+            kept.append(Scored(case, rows.take(new), predicted[new]))
+    return kept
+
+
+def _groups(
+    predicted: Tensor, observed: Tensor, least: int, min_cell: int = 0
+) -> list[dict[str, float]]:
+    """Return rows grouped by neighbouring predictions.
+
+    A group has ``least`` rows at least, and where ``min_cell`` is given and rows are 0 or 1, no
+    fewer than that of each kind, or none. Equal predictions stay together.
+    """
+    order = predicted.argsort(stable=True)
+    x, y = predicted[order], observed[order]
+    count = len(x)
+    ones = [0.0, *y.cumsum(0).tolist()]
+
+    def allowed(start: int, stop: int, size: int) -> bool:
+        """Tell whether a group is large enough, and each kind in it, where kinds count."""
+        kinds = (ones[stop] - ones[start], stop - start - ones[stop] + ones[start])
+        small = min_cell > 0 and any(0 < kind < min_cell for kind in kinds)
+        return stop - start >= size and not small
+
+    between = (x[1:] != x[:-1]).nonzero().flatten().add(1).tolist()
+    size = max(least, math.ceil(count / GROUPS))
+    bounds = [0]
+    for stop in between:
+        if allowed(bounds[-1], stop, size):
+            bounds.append(stop)
+    bounds.append(count)
+    while len(bounds) > 2 and not allowed(bounds[-2], count, least):
+        del bounds[-2]  # what is left over joins the group before it, until it may be told
+    pieces = [(a, b) for a, b in pairwise(bounds) if allowed(a, b, least)]
+    return [
+        {"rows": b - a, "predicted": float(x[a:b].mean()), "observed": float(y[a:b].mean())}
+        for a, b in pieces
+    ]
+
+
+def _by_site(
+    names: Sequence[str], values: Tensor, measure: str, least: int
+) -> dict[str, dict[str, float]]:
+    """Return the mean of row values of each site that has enough rows; of an rmse, its root."""
+    rows: dict[str, list[float]] = {}
+    for name, value in zip(names, values.tolist(), strict=True):
+        rows.setdefault(name, []).append(value)
+    found = {}
+    for name in sorted(rows):
+        own = rows[name]
+        mean = sum(own) / len(own)
+        if len(own) >= least:
+            found[name] = {"rows": len(own), measure: mean**0.5 if measure == "rmse" else mean}
+    return found
+
+
+def _area(scored: Sequence[Scored], code: int) -> dict[str, Any] | None:
+    """Return the area under the ROC curve of a class, over the cases with rows of both kinds."""
+    areas = []
+    for _, rows, predicted in scored:
+        own = (rows.y == code).double()
+        if 0 < float(own.sum()) < len(own):
+            score = predicted[:, code]
+            areas.append(float(auc(score, own, score, 1.0 - own)))
+    if not areas:
+        return None
+    case = scored[0].case
+    overlap = 0.0 if case.truth is not None else scored[0].rows.n_samples / case.train.n_samples
+    return t_interval(areas, overlap).to_json()
+
+
+def _confusion(
+    true: Tensor, predicted: Tensor, kinds: int, min_cell: int
+) -> list[list[int | None]]:
+    """Return the counts [true][predicted], None in rows with a small one, lest it be inferred."""
+    counts = torch.bincount(true * kinds + predicted, minlength=kinds * kinds)
+    table: list[list[int | None]] = counts.reshape(kinds, kinds).tolist()
+    return [[None] * kinds if any(0 < (n or 0) < min_cell for n in row) else row for row in table]

@@ -343,7 +343,9 @@ def _page(rows: list[dict[str, Any]], *, quick: bool) -> str:
         "Bytes and local steps are shares of the retraining's; the rows to forget are left out of "
         "no test.\n\n"
         "With a backdoor the site's other rows stay, so that retraining loses what they teach; "
-        "`attack success` counts test rows of other classes that the trigger sends to class 9.\n\n"
+        "`attack success` counts test rows of other classes that the trigger sends to class 9. The "
+        "network of five sites trains on 64 rows a step, FU-MEGS on all of a site: there the share "
+        "of local steps says less than that of bytes.\n\n"
         "Membership is told by the loss of the rows to forget and of rows of the same site that no "
         f"model saw; in one federation also by {SHADOWS} shadow models, trained on random halves "
         "of the site's rows (LiRA, Carlini et al., 2022).\n\n" + table_markdown(rows, SHOWN)

@@ -11,8 +11,10 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from fedsift.aggregation import Rule
+from fedsift.controlled import DecoyRule
 from fedsift.data import FederatedData
 from fedsift.data.standardise import How
+from fedsift.decoys import How as Decoys
 from fedsift.locks import claim
 from fedsift.methods import Messages, find_method
 from fedsift.privacy import Privacy
@@ -21,6 +23,7 @@ from fedsift.reporting import write_report
 from fedsift.run_folder import read_facts
 from fedsift.runs import Run
 from fedsift.sparsity import Schedule
+from fedsift.stability import Assumption
 from fedsift.studies import Progress, Settings, check_request, refused
 from fedsift.training import Training
 from fedsift.unlearning.in_memory import forget_in_training
@@ -54,6 +57,12 @@ class Options(TypedDict, total=False):
     min_cell: int
     round_counts: int
     knobs: dict[str, bool | int | float | str]
+    fdr: float | None
+    fdr_rule: DecoyRule
+    decoys: Decoys
+    pfer: float | None
+    pairs: int
+    assume: Assumption
 
 
 def fit(

@@ -72,6 +72,8 @@ def method_figures(
         {"name": f.name, "inclusion_probability": f.inclusion_probability, "weight": f.weight}
         for f in feature_table(fits[-1], cases[-1], tested)
     ]
+    if fits[-1].control:
+        results["error_control"] = fits[-1].control
     return results | stability(fits[-1], tested)
 
 

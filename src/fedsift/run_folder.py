@@ -231,7 +231,7 @@ def write_fit(path: Path, fit: Fit, request: str) -> None:
         "support": fit.support,
     }
     tensors |= trees.join(params=fit.params, scores=fit.scores)
-    names = ("bytes_up", "bytes_down", "bytes_dense", "bytes_formula", "plan", "history")
+    names = ("bytes_up", "bytes_down", "bytes_dense", "bytes_formula", "plan", "history", "control")
     write_checkpoint(path, tensors, {name: getattr(fit, name) for name in names}, request)
 
 

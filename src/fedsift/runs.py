@@ -106,10 +106,14 @@ class Run:
 
     @property
     def used(self) -> Tensor:
-        """Which columns a prediction depends on, bool [d]; covariates always count."""
+        """Which columns a prediction depends on, bool [d]; covariates always count.
+
+        Of an empty model it is the first, with weight 0.
+        """
         used = (self.slopes != 0).any(0)
         if self.standardiser.covariates:
             used[self.standardiser.n_candidates :] = True
+        used[0] |= not used.any()
         return used
 
     def compact(self) -> tuple[Standardiser, Tensor, Tensor]:

@@ -82,8 +82,10 @@ def agreement(masks: Tensor, magnitudes: Tensor, kept: int) -> list[dict[str, fl
 
     The seeds [S] are dealt to as many groups of s as there are, s = 1, 2, 4, ... and S // 2; groups
     share no seed. ``shared`` is the mean over pairs of groups of the share of the ``kept`` gates
-    that both choose, ``least`` that of the pair that agrees least.
+    that both choose, ``least`` that of the pair that agrees least. Empty where none is kept.
     """
+    if not kept:
+        return []
     seeds = len(masks)
     sizes = {1 << power for power in range(seeds.bit_length()) if 2 << power <= seeds}
     found: list[dict[str, float | int]] = []

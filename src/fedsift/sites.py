@@ -28,6 +28,12 @@ class SiteData(NamedTuple):
     key: Tensor
     role: Tensor | None = None
 
+    def only(self, counted: Tensor) -> SiteData:
+        """Return the rows with weight 0 for those that do not count, [n] bool, and a share less."""
+        weight = self.weight * counted
+        share = self.share * weight.sum() / self.weight.sum().clamp(min=1e-30)
+        return self._replace(weight=weight, share=share)
+
     def part(self, role: int, key: Tensor) -> tuple[Batch, Tensor]:
         """Return the rows of a role, the others with weight 0, and the site's weight for them."""
         assert self.role is not None  # noqa: S101  algorithms that forget are given roles

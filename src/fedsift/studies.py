@@ -18,14 +18,23 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from torch import Tensor
 
-from fedsift import models, trees
+from fedsift import decoys, models, trees
 from fedsift.accounting import planned
 from fedsift.aggregation import AGGREGATORS, Aggregator, Rule
 from fedsift.algorithms import Algorithm, Tuning
 from fedsift.channels import Channel, Lossless
 from fedsift.checkpoints import StageCheckpoint
+from fedsift.controlled import (
+    Choice,
+    DecoyRule,
+    by_decoys,
+    by_halves,
+    importance,
+    least_threshold,
+)
 from fedsift.data import FederatedData, How, Standardiser, split
 from fedsift.data.errors import nearest
+from fedsift.decoys import How as DecoyKind
 from fedsift.engines import ENGINES, Plan
 from fedsift.engines.base import Job
 from fedsift.evaluation import evaluate
@@ -36,8 +45,12 @@ from fedsift.private_fits import check_data, check_settings, promise
 from fedsift.problems import Problem, supervised
 from fedsift.selection import ensemble_support
 from fedsift.sparsity import Schedule, kept_count
+from fedsift.stability import Assumption, most_chosen
 from fedsift.training import Callback, EarlyStop, Training, check_pair, train
 from fedsift.trees import Tree
+
+# Of the columns, features and decoys, that a seed keeps where it is not said and decoys are used.
+FEWEST, SHARE = 20, 10
 
 
 class Settings(BaseModel):
@@ -51,9 +64,13 @@ class Settings(BaseModel):
     notes on the data; ``round_counts`` rounds the counts that are told to multiples of it.
     ``knobs`` are hyperparameters of the method's algorithm by name, such as ``entropy``.
     ``covariate_ridge`` is the weight of the penalty of covariates, in the units of ``ridge``, in
-    the search as in the refit. With ``privacy`` the search of all seeds and the refit of the
-    ensemble share its budget; seeds are not refitted, and ``ridge`` is in units of a site where
-    sites are protected.
+    the search as in the refit. With ``fdr`` or ``pfer`` the errors are controlled
+    (docs/error-control.md): as many features are chosen as keep the expected share of false ones at
+    ``fdr``, by ``decoys`` and ``fdr_rule``, or the expected number of false ones at ``pfer``, by
+    ``pairs`` of halves of the rows under the assumption ``assume``; ``features`` is then how many a
+    seed, or half, may choose, decoys among them, and a default takes the place of None. With
+    ``privacy`` the search of all seeds and the refit of the ensemble share its budget; seeds are
+    not refitted, and ``ridge`` is in units of a site where sites are protected.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -86,12 +103,20 @@ class Settings(BaseModel):
     round_counts: int = Field(1, ge=1)
     knobs: dict[str, bool | int | float | str] = Field(default_factory=dict)
     privacy: Privacy | None = None
+    fdr: float | None = Field(None, gt=0, lt=1)
+    fdr_rule: DecoyRule = "knockoff+"
+    decoys: DecoyKind = "gaussian"
+    pfer: float | None = Field(None, gt=0, allow_inf_nan=False)
+    pairs: int = Field(50, ge=1)
+    assume: Assumption = "unimodal"
 
     @model_validator(mode="after")
     def _check(self) -> Settings:
-        if (self.features is None) == (self.density is None):
+        given = (self.features is not None) + (self.density is not None)
+        if given == 2 or (given == 0 and not self.controlled):
             msg = "give how many features to keep (features) or their share (density), and not both"
             raise ValueError(msg)
+        self._check_control()
         if self.participation > 1 and self.participation != int(self.participation):
             msg = (
                 f"participation is {self.participation}; "
@@ -102,12 +127,51 @@ class Settings(BaseModel):
         assert self.engine in ENGINES  # noqa: S101
         return self
 
+    def _check_control(self) -> None:
+        """Refuse options of error control without it, and what it does not go with."""
+        usual = {name: f.default for name, f in Settings.model_fields.items()}
+        of = {"fdr": ("fdr_rule", "decoys"), "pfer": ("pairs", "assume")}
+        for asked, names in of.items():
+            for name in names:
+                if getattr(self, asked) is None and getattr(self, name) != usual[name]:
+                    msg = f"{name} goes with {asked} only; leave it out, or give {asked}"
+                    raise ValueError(msg)
+        wrong = {
+            "fdr and pfer are two ways to control errors; give one": self.fdr is not None
+            and self.pfer is not None,
+            f"gate is {self.gate!r}, but errors are controlled by feature; leave gate out":
+                self.gate != "feature",
+            "a private fit has no fdr or pfer: decoys need sums over rows without noise, and halves"
+            " of the rows would spend its budget many times; leave it out":
+                self.privacy is not None,
+        }  # fmt: skip
+        for msg, is_wrong in wrong.items():
+            if self.controlled and is_wrong:
+                raise ValueError(msg)
+
+    @property
+    def controlled(self) -> bool:
+        """Whether the number of features follows from an error rate."""
+        return self.fdr is not None or self.pfer is not None
+
+    @property
+    def columns(self) -> int:
+        """Columns that a search has for a feature: itself, and its decoy if any."""
+        return 1 if self.fdr is None else 2
+
+    @property
+    def lanes(self) -> int:
+        """Runs of a search: the seeds, or the halves of the rows."""
+        return self.seeds if self.pfer is None else 2 * self.pairs
+
     def kept(self, gates: int) -> int:
-        """Return how many of ``gates`` are kept.
+        """Return how many of ``gates`` are kept, by each seed where errors are controlled.
 
         Raises:
             ValueError: more than there are, or none.
         """
+        if self.features is None and self.density is None:
+            return self._usual_kept(gates)
         count = (
             self.features
             if self.features is not None
@@ -120,6 +184,19 @@ class Settings(BaseModel):
                 else f"density={self.density}"
             )
             msg = f"{asked} keeps {count} of {gates} features; ask for 1 to {gates}"
+            raise ValueError(msg)
+        return count
+
+    def _usual_kept(self, gates: int) -> int:
+        """Return how many a seed keeps where it is not said and errors are controlled."""
+        if self.pfer is None:
+            return min(gates, max(FEWEST, gates // SHARE))
+        count = most_chosen(self.pfer, gates, self.pairs, self.assume)
+        if not count:
+            msg = (
+                f"pfer={self.pfer:g} cannot be kept: the bound is above it for one feature of"
+                f" {gates}; give a larger one"
+            )
             raise ValueError(msg)
         return count
 
@@ -179,8 +256,8 @@ def check_request(settings: Settings, methods: Sequence[str], data: FederatedDat
     if settings.privacy is not None:
         check_data(methods, data)
         check_settings(dict(settings))
-    kept = settings.kept(data.n_candidates)
-    density = kept / data.n_candidates
+    kept = _check_kept(settings, methods, data)
+    density = kept / (settings.columns * data.n_candidates)
     algorithms = [search_algorithm(settings, find_method(name), density) for name in methods]
     problem = linear_problem(data, settings.gate)
     for name, algorithm in zip(methods, algorithms, strict=True):
@@ -197,14 +274,44 @@ def check_request(settings: Settings, methods: Sequence[str], data: FederatedDat
         raise ValueError(msg)
 
 
+def _check_kept(settings: Settings, methods: Sequence[str], data: FederatedData) -> int:
+    """Return how many columns each run of the search keeps.
+
+    Raises:
+        ValueError: too many, or the error rate that is asked for cannot be kept with them.
+    """
+    kept = settings.kept(settings.columns * data.n_candidates)
+    if not settings.controlled:
+        return kept
+    alone = [name for name in methods if find_method(name).rows == "alone"]
+    if alone:
+        msg = (
+            f"{alone[0]} chooses features at each site by itself; fdr and pfer are of a choice by"
+            " all: use another method"
+        )
+        raise ValueError(msg)
+    if data.covariates:
+        msg = (
+            "fdr and pfer take no covariates: they are fitted to all rows before, and have no"
+            " decoys; leave covariates out, or say how many features"
+        )
+        raise ValueError(msg)
+    if settings.pfer is not None:
+        least_threshold(settings.pfer, kept, data.n_features, settings.pairs, settings.assume)
+    else:
+        decoys.check(data, settings.decoys)
+    return kept
+
+
 def effective(settings: Settings) -> Settings:
     """Return the settings that count: a method that says all at once has one seed, and all sites.
 
-    Its search asks every site; seeds would all give the same answer.
+    Its search asks every site; seeds would all give the same answer. Halves of the rows take the
+    place of seeds.
     """
     if find_method(settings.method).once:
-        return settings.model_copy(update={"seeds": 1, "participation": 1.0})
-    return settings
+        settings = settings.model_copy(update={"seeds": 1, "participation": 1.0})
+    return settings.model_copy(update={"seeds": settings.lanes})
 
 
 class Case(NamedTuple):
@@ -231,6 +338,7 @@ class Fit:
         plan: how the search was worked on (`engines.Plan`), by name.
         history: records of the search and the refit.
         privacy: what is promised (`private_fits.promise`), {} without privacy.
+        control: how errors were controlled (`controlled.Choice.facts`), {} if they were not.
     """
 
     masks: Tensor
@@ -246,6 +354,7 @@ class Fit:
     plan: dict[str, Any]
     history: list[dict[str, Any]]
     privacy: dict[str, Any] = field(default_factory=dict)
+    control: dict[str, Any] = field(default_factory=dict)
 
     @property
     def n_lanes(self) -> int:
@@ -317,9 +426,11 @@ def fit_case(
     method = find_method(settings.method)
     settings = effective(settings)
     rows = standardiser.apply(case.train)
-    rows = rows.pooled() if method.rows == "pooled" else rows
+    made = None if settings.fdr is None else decoys.learn(rows, settings.decoys, settings.seed)
+    searched = rows if made is None else decoys.apply(rows, made)
+    if method.rows == "pooled":
+        rows, searched = rows.pooled(), searched.pooled()
     problem = with_covariate_ridge(linear_problem(rows, settings.gate), rows, settings, method)
-    kept = settings.kept(problem.gates.size)
     if standardiser.learned or settings.privacy is not None:
         joins = None
     private = planned_privacy(rows, settings)
@@ -331,19 +442,18 @@ def fit_case(
         problem = problem.beginning(
             {leaf: value[0] for leaf, value in first.params.items() if leaf != "weight"}
         )
-    search = _search(
-        problem, rows, settings, method, kept, _tell(progress, "search"), checkpoint, repeats, joins
-    )
-    params = search.params
+    sought = problem if made is None else linear_problem(searched, settings.gate)
+    kept, tell = settings.kept(sought.gates.size), _tell(progress, "search")
+    search = _search(sought, searched, settings, method, kept, tell, checkpoint, repeats, joins)
+    params, choice = _chosen(search.params, settings, rows.features)
     magnitudes = torch.func.vmap(problem.gates.magnitude)(params)
     masks = (magnitudes > 0).to(magnitudes.dtype)
     groups = rows.n_sites if method.rows == "alone" else 1
-    support = torch.stack(
-        [
-            ensemble_support(m, w, kept)
-            for m, w in zip(masks.chunk(groups), magnitudes.chunk(groups), strict=True)
-        ]
-    )
+    if choice is None:
+        by_group = zip(masks.chunk(groups), magnitudes.chunk(groups), strict=True)
+        support = torch.stack([ensemble_support(m, w, kept) for m, w in by_group])
+    else:
+        support = choice.support.unsqueeze(0)
     means = trees.map_tensors(lambda t: t.reshape(groups, -1, *t.shape[1:]).mean(1), params)
     start, supports = means, support
     if private is None:
@@ -368,11 +478,28 @@ def fit_case(
         bytes_up=up,
         bytes_down=down,
         bytes_dense=sum(map(_dense_bytes, done.values())),
-        bytes_formula=_visits(search) * method.formula(problem.gates.size, kept),
+        bytes_formula=_visits(search) * method.formula(sought.gates.size, kept),
         plan=(search.plan or Plan())._asdict(),
         history=[{"stage": name, **r} for name, run in done.items() for r in run.history],
         privacy={} if private is None else promise(private[0], int(tuned.spent.max())),
+        control={} if choice is None else choice.facts,
     )
+
+
+def _chosen(
+    params: Tree, settings: Settings, features: Sequence[str]
+) -> tuple[Tree, Choice | None]:
+    """Return a search's parameters without decoys, and the choice where errors are controlled."""
+    weight = params["weight"]
+    if settings.fdr is not None:
+        places = decoys.places(settings.seed, len(features))
+        found = by_decoys(importance(weight, places), settings.fdr, settings.fdr_rule)
+        found.facts["decoys"] = settings.decoys
+        return params | {"weight": weight[..., places[0]]}, found
+    if settings.pfer is not None:
+        masks, kept = (weight != 0).any(1).double(), settings.kept(len(features))
+        return params, by_halves(masks, kept, settings.pfer, settings.assume, features)
+    return params, None
 
 
 def planned_privacy(rows: FederatedData, settings: Settings) -> tuple[Privacy, int] | None:
@@ -473,6 +600,7 @@ def _search(
         repeats=repeats,
         joins=joins,
         privacy=settings.privacy,
+        halves=None if settings.pfer is None else settings.seed,
     )
 
 
@@ -538,11 +666,12 @@ def _refit(
 ) -> tuple[Tree, Training]:
     """Retrain on fixed supports [R, G]; every site takes part, for only kept numbers travel.
 
-    Only the features that some lane chose are looked at. Return the parameters for all features,
-    leaves [R, ...], and the run.
+    Only the features that some lane chose are looked at, one at least. Return the parameters for
+    all features, leaves [R, ...], and the run.
     """
     by_gate = support.reshape(len(support), -1, rows.n_candidates)
-    columns = (by_gate > 0).flatten(0, 1).any(0).nonzero().squeeze(1)
+    some = (by_gate > 0).flatten(0, 1).any(0)
+    columns = some.nonzero().squeeze(1) if some.any() else torch.zeros(1, dtype=torch.int64)
     chosen = rows.select_features(columns)
     algorithm, privacy = _tuning(settings), settings.privacy
     total, eligible = float(rows.weight.sum()), None

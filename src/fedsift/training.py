@@ -150,6 +150,7 @@ def train(
     privacy: Privacy | None = None,
     noise_seed: int | None = None,
     spent: Tensor | None = None,
+    halves: int | None = None,
 ) -> Training:
     """Train an algorithm and return the finished run.
 
@@ -191,6 +192,8 @@ def train(
         noise_seed: for tests alone: draws the noise, and whoever knows it can take it off.
         spent: releases of each site's rows before, with the same noise, [C]; they are accounted
             for together.
+        halves: a seed that halves every site's rows in pairs (`data.halved`): of the run seeds the
+            first two work on the halves of one pair, the next two on those of another, and so on.
 
     Raises:
         ValueError: a channel or an aggregator that the algorithm cannot work with, bad numbers, or
@@ -218,10 +221,11 @@ def train(
         tampering,
         None if privacy is None else privacy.planned(1),
         noise.secret(noise_seed),
+        halves,
     )
     if privacy is not None:
         check(privacy, problem, data, algorithm, weights)
-        _check_uses(seeds, early_stop, checkpoint, joins)
+        _check_uses(seeds, early_stop, checkpoint, joins, halves)
         job = replace(job, privacy=_planned(job, privacy, rounds, participation))
     zeros = torch.zeros(len(seeds), dtype=torch.int64)
     run = Training(job, begin(job, start), 0, [], zeros, zeros, zeros, zeros)
@@ -304,6 +308,7 @@ def _check_uses(
     early_stop: EarlyStop | None,
     checkpoint: StageCheckpoint | None,
     joins: Path | None,
+    halves: int | None,
 ) -> None:
     """Refuse uses of the rows that privacy does not cover."""
     wrong = {
@@ -313,6 +318,8 @@ def _check_uses(
             early_stop is not None,
         "a checkpoint holds what sites keep to themselves, and a run that went on from it would"
         " spend privacy again; leave it out": checkpoint is not None or joins is not None,
+        "halves of the rows would be told of as often as the whole, and tell how many rows there"
+        " are; leave them out under privacy": halves is not None,
     }  # fmt: skip
     for message, is_wrong in wrong.items():
         if is_wrong:

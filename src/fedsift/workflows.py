@@ -164,7 +164,8 @@ def run_fit(
         return load_run(path)
     study = Study(cases, settings, path, progress, path and path / JOINS)
     tested = tuple(c for c in cases if c.test is not None)
-    others = [name for name in beside if name != settings.method and tested]
+    scored = tested and not settings.controlled
+    others = [name for name in beside if name != settings.method and scored]
     with _status_on_failure(path, facts):
         results, fits = method_results(study, settings.method, cases)
         few = settings.model_copy(update={"seeds": min(settings.seeds, BESIDE_SEEDS)})

@@ -139,3 +139,15 @@ def test_a_problem_that_nobody_can_make_again_is_refused(tmp_path: Path) -> None
     problem = replace(linear_problem(remote), recipe=None)
     with pytest.raises(ValueError, match="recipe"):
         train(problem, remote, algorithms()["fedavg"], rounds=2)
+
+
+@pytest.mark.parametrize("control", [{"fdr": 0.34}, {"pfer": 2.0, "pairs": 3}], ids=["fdr", "pfer"])
+def test_errors_are_controlled_as_by_the_simulator(control: dict[str, Any], tmp_path: Path) -> None:
+    """Sites make decoys, and halves, of their own rows."""
+    data = rows(sizes=(19, 16, 18))
+    remote = connected(data, FakeGrid(nodes_of(data, tmp_path)))
+    knobs: Any = {"features": 3, "seeds": 2, "splits": 1, "rounds": 3, "tuning_rounds": 3}
+    far, near = (fit(rows_, beside=(), **knobs, **control) for rows_ in (remote, data))
+    assert largest_gap(far.params, near.params) <= 1e-5
+    assert far.results["error_control"] == pytest.approx(near.results["error_control"])
+    assert far.results["bytes_up"] == near.results["bytes_up"]

@@ -314,6 +314,9 @@ def _study(request: Request, command: str, methods: list[str]) -> None:
             )
     figures = results["methods"] if command == "compare" else results
     lines = missed(targets, figures)
+    reason = results.get("error_control", {}).get("reason")
+    if reason is not None:
+        lines.insert(0, f"no feature is chosen: {reason}")
     _finish(results, text, json=request.json)
     if lines:
         typer.echo("\n".join(lines), err=True)

@@ -17,10 +17,11 @@ if TYPE_CHECKING:
     from fedsift.sources import Source
     from fedsift.studies import Settings
 
-FILES, DEMO, METHOD, PRIVACY, TRAINING, OUTPUT = (
+FILES, DEMO, METHOD, ERRORS, PRIVACY, TRAINING, OUTPUT = (
     "Your data",
     "Demo data",
     "Method",
+    "Error control",
     "Differential privacy",
     "Training details",
     "Output",
@@ -226,6 +227,55 @@ class Request:
             "--standardise",
             group=METHOD,
             text="Units: feature, array (each row, then centred), row (each alone), none.",
+            metavar="KIND",
+        ),
+    ] = None
+    fdr: Annotated[
+        float | None,
+        _option(
+            "--fdr",
+            group=ERRORS,
+            text="Choose as many as keep the expected share of false ones at this: .1.",
+            metavar="X",
+        ),
+    ] = None
+    decoys: Annotated[
+        str | None,
+        _option(
+            "--decoys",
+            group=ERRORS,
+            text="That false ones are counted by: gaussian, permuted.",
+            metavar="KIND",
+        ),
+    ] = None
+    fdr_rule: Annotated[
+        str | None,
+        _option(
+            "--fdr-rule",
+            group=ERRORS,
+            text="knockoff+, or minimum: where the estimate is least.",
+            metavar="RULE",
+        ),
+    ] = None
+    pfer: Annotated[
+        float | None,
+        _option(
+            "--pfer",
+            group=ERRORS,
+            text="Stability selection: keep the expected number of false ones at this: 1.",
+            metavar="X",
+        ),
+    ] = None
+    pairs: Annotated[
+        int | None,
+        _option("--pairs", group=ERRORS, text="Pairs of halves of the rows: 50.", metavar="N"),
+    ] = None
+    assume: Annotated[
+        str | None,
+        _option(
+            "--assume",
+            group=ERRORS,
+            text="Of the shares of halves: none, unimodal, r-concave.",
             metavar="KIND",
         ),
     ] = None
@@ -466,10 +516,12 @@ class Request:
         if self.knobs:
             given["knobs"] = dict(_knob(text) for text in self.knobs)
         defaults = dict(source.defaults)
-        if "density" in given:
+        controlled = "fdr" in given or "pfer" in given
+        if "density" in given or controlled:
             defaults.pop("features", None)
+            defaults.pop("density", None)
         merged = {**defaults, **given, "method": method}
-        if "features" not in merged and "density" not in merged:
+        if "features" not in merged and "density" not in merged and not controlled:
             raise UsageError(
                 "--features is missing: how many features may the answer have? (or --density)"
             )

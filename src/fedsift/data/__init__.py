@@ -12,7 +12,7 @@ from fedsift.data.partition import affine_shift, dirichlet_counts, dirichlet_lab
 from fedsift.data.readers import PredictionTable, from_frame, read_sites, read_table
 from fedsift.data.remote import RemoteData
 from fedsift.data.roles import of_role, with_roles
-from fedsift.data.splitting import split
+from fedsift.data.splitting import halved, split
 from fedsift.data.standardise import How, Standardiser
 from fedsift.data.synthetic import SyntheticRegression, synthetic_regression
 
@@ -43,6 +43,7 @@ __all__ = [
     "golub72",
     "golub_raw",
     "golub_recipe",
+    "halved",
     "iid",
     "of_role",
     "open_mapped",

@@ -214,6 +214,23 @@ class RemoteData(FederatedData):
         steps = (*self.steps, Step("standardise", facts, tensors))
         return replace(self, missing=None, steps=steps)
 
+    def moments(self, scale: Tensor | None) -> dict[str, Tensor]:
+        """Return what `decoys.site_moments` does for rows that are here."""
+        self.refuse_single("given decoys by their products")
+        answers = self.way.ask("moments", self, {}, {} if scale is None else {"scale": scale})
+        names = next(iter(answers.values()))
+        return {name: torch.cat([answers[site][name] for site in self.sites]) for name in names}
+
+    def with_decoys(
+        self, how: str, seed: int, tensors: Mapping[str, Tensor], features: Sequence[str]
+    ) -> RemoteData:
+        """Return the data with a decoy beside every feature, under these names."""
+        x = torch.zeros(1, len(features)).expand(self.n_samples, -1)
+        step = Step("decoys", {"how": how, "seed": seed}, dict(tensors))
+        return replace(
+            self, x=x, checked=x, features=tuple(features), steps=(*self.steps, step), missing=None
+        )
+
     def with_roles(
         self, forget: Mapping[str, Sequence[str] | None], held_out: Mapping[str, Sequence[str]]
     ) -> RemoteData:

@@ -11,14 +11,14 @@ import torch
 
 from fedsift.data.errors import DataError, counted
 from fedsift.data.remote import RemoteData
-from fedsift.random import key, uniform
+from fedsift.random import fold, key, keys, uniform
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from fedsift.data.federated import FederatedData
 
-__all__ = ["apportion", "in_test", "split", "strata_counts"]
+__all__ = ["apportion", "halved", "in_test", "split", "strata_counts"]
 
 
 def split(
@@ -101,6 +101,29 @@ def in_test(
         test[members[np.diff(steps[first : first + len(members) + 1]) > 0]] = True
     rows: np.ndarray = test[group_of_row]
     return rows
+
+
+def halved(data: FederatedData, seed: int, pairs: int) -> torch.Tensor:
+    """Return the half of every row in pairs of halves, int8 [pairs, N]: 0, 1, or 2 for neither.
+
+    Each half has ⌊n/2⌋ of the n ids of a site, drawn inside the site, whole ids at a time; of an
+    odd number one id is in neither. A row's half depends on nothing outside its site.
+
+    Source: complementary pairs, R. D. Shah & R. J. Samworth, J. R. Statist. Soc. B 75 (2013).
+
+    """
+    numbers, parts = torch.arange(pairs).unsqueeze(1), []
+    for site, rows in zip(data.sites, data.slices, strict=True):
+        own = list(data.rows[rows])
+        place = {name: number for number, name in enumerate(dict.fromkeys(own))}
+        draws = uniform(
+            fold(keys(seed, "halves", site, last=list(place)), numbers), (), torch.float64
+        )
+        rank = draws.argsort(1).argsort(1)
+        half = (rank // max(1, len(place) // 2)).clamp(max=2)
+        half = half if len(place) > 1 else torch.full_like(half, 2)
+        parts.append(half[:, [place[name] for name in own]])
+    return torch.cat(parts, 1).to(torch.int8)
 
 
 def _groups(data: FederatedData) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
@@ -17,7 +18,7 @@ from fedsift.aggregation import Aggregator, mean, name_of
 from fedsift.algorithms.base import Algorithm, Info, Upload
 from fedsift.channels import Broadcast, Channel, start_broadcast
 from fedsift.clients import ClientStore
-from fedsift.data import FederatedData
+from fedsift.data import FederatedData, halved
 from fedsift.engines.grid import block_rows
 from fedsift.privacy import Guard, Privacy
 from fedsift.problems import Problem
@@ -41,7 +42,9 @@ class Job:
 
     ``allowed`` [S, C] says which sites may take part for each seed; None: all. ``regions`` [C]: the
     region that sums up a site's uploads before the server does; None: no regions. ``privacy``: how
-    releases are clipped and noised; ``secret``: of that noise, fresh by default. Derived:
+    releases are clipped and noised; ``secret``: of that noise, fresh by default. ``halves``: a seed
+    that halves every site's rows, so that run seed number s works on half s % 2 of pair s // 2
+    alone (`data.halved`); None: on all rows. Derived:
     ``run_keys`` [S], ``data_key``, ``site_keys`` [C]; ``shares`` [C] the weights of sites in
     averages; ``offsets`` and ``sizes`` [C] of their rows, ``rank`` [C] their places in the order of
     size, ``block_rows`` [C] their rows with padding; ``eligible`` [S, C], what ``allowed`` means;
@@ -67,6 +70,7 @@ class Job:
     tampering: Tampering | None = None
     privacy: Privacy | None = None
     secret: Tensor = field(default_factory=noise.secret, repr=False)
+    halves: int | None = None
     run_keys: Tensor = field(init=False)
     data_key: Tensor = field(init=False)
     site_keys: Tensor = field(init=False)
@@ -156,14 +160,34 @@ class Job:
         tables = (self.data.x, self.data.y, self.data.weight)
         return tables if self.data.role is None else (*tables, self.data.role)
 
+    @cached_property
+    def half_of_row(self) -> Tensor:
+        """The half of each row in each pair of halves, int8 [pairs, N]; see `data.halved`."""
+        assert self.halves is not None  # noqa: S101  asked for only where there are halves
+        return halved(self.data, self.halves, (len(self.seeds) + 1) // 2)
+
+    def counted(self, seeds: Tensor, rows: Tensor) -> Tensor | None:
+        """Return whether rows of numbers [..., n] count for run seeds [..., Q]: [..., Q, n] bool.
+
+        None where all do.
+        """
+        if self.halves is None:
+            return None
+        half = self.half_of_row[seeds.unsqueeze(-1) // 2, rows.unsqueeze(-2)]
+        return half == seeds.unsqueeze(-1) % 2
+
     def rows_of(self, site: int) -> slice:
         """Return where a site's rows are."""
         return slice(self.data.offsets[site], self.data.offsets[site + 1])
 
-    def site(self, site: int, key: Tensor) -> SiteData:
-        """Return the rows of a site; ``key``: of its batches."""
+    def site(self, site: int, key: Tensor, seed: int | None = None) -> SiteData:
+        """Return the rows of a site; ``key``: of its batches, ``seed``: number of the run seed."""
         rows = self.rows_of(site)
-        return site_data([table[rows] for table in self.tables], self.shares[site], key)
+        data = site_data([table[rows] for table in self.tables], self.shares[site], key)
+        if seed is None:
+            return data
+        counted = self.counted(torch.tensor([seed]), torch.arange(rows.start, rows.stop))
+        return data if counted is None else data.only(counted[0])
 
 
 def _group_weights(data: FederatedData, shares: Tensor, rows: Tensor) -> dict[str, Tensor]:

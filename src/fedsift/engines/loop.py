@@ -128,7 +128,7 @@ class Loop(Engine):
         row = carried.store.rows(site)
         stored = carried.store.load(row, seed, carried.ledger[s, c].reshape(1))
         data_key = exchange_key(job.data_key, exchange, round_number, job.site_keys[c])
-        data = job.site(c, data_key)
+        data = job.site(c, data_key, s)
         key = exchange_key(job.run_keys[s], exchange, round_number, job.site_keys[c])
         try:
             done = work(job, exchange, self.held[s, c], trees.unstack(stored, 0), data, key)

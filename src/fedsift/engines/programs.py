@@ -46,12 +46,21 @@ def working(job: Job, exchange: str, *, full: bool) -> Program:
 
     ``full``: ``shared`` is [S, ...], the same for every site; else it is [U, Q, ...]. ``data``:
     `Job.tables` and share of the sites, [U, ...]; ``keys``: of the runs [U, Q], the data [] and the
-    sites [U]; ``number``: of the round. The result is (sent, state after, info, bytes, finite?),
-    leaves [U·Q, ...].
+    sites [U]; ``number``: of the round; ``counted``: which rows count for a lane, [U, Q, n], where
+    not all do. The result is (sent, state after, info, bytes, finite?), leaves [U·Q, ...].
     """
 
-    def lane(shared: Any, state: Any, rows: tuple[Any, ...], key: Tensor, problem: Problem) -> Any:
-        done = work(job, exchange, shared, state, site_data(*rows), key, problem)
+    def lane(
+        shared: Any,
+        state: Any,
+        rows: tuple[Any, ...],
+        key: Tensor,
+        counted: Tensor | None = None,
+        *,
+        problem: Problem,
+    ) -> Any:
+        data = site_data(*rows) if counted is None else site_data(*rows).only(counted)
+        done = work(job, exchange, shared, state, data, key, problem)
         finite = trees.all_finite({group: tree for group, (tree, _) in done.sent.items()})
         return done.sent, done.state, done.info, done.bytes, finite
 
@@ -61,27 +70,33 @@ def working(job: Job, exchange: str, *, full: bool) -> Program:
         data: tuple[Any, ...],
         keys: tuple[Tensor, Tensor, Tensor],
         number: Tensor,
+        counted: Tensor | None = None,
     ) -> Any:
         runs, batches, sites = keys
         lanes = exchange_key(runs, exchange, number, sites.unsqueeze(1))
         data = (*data, exchange_key(batches, exchange, number, sites))
         sharing = partial(lane, problem=job.problem)
+        own = () if counted is None else (counted,)
+        by_lane = (0,) * len(own)
         one_seed, one_site = lanes.shape[1] == 1, lanes.shape[0] == 1
         if one_seed:
             drop = partial(torch.squeeze, dim=1)
             shared = trees.map_tensors(partial(torch.squeeze, dim=0) if full else drop, shared)
             apart = job.problem.apart if torch.compiler.is_compiling() else None
             alone = partial(lane, problem=apart or job.problem)
-            over_sites = vmap(alone, in_dims=(None if full else 0, 0, 0, 0))
-            return over_sites(shared, trees.map_tensors(drop, state), data, drop(lanes))
+            over_sites = vmap(alone, in_dims=(None if full else 0, 0, 0, 0, *by_lane))
+            return over_sites(
+                shared, trees.map_tensors(drop, state), data, drop(lanes), *map(drop, own)
+            )
         if one_site:
             first = partial(torch.squeeze, dim=0)
             shared = shared if full else trees.map_tensors(first, shared)
-            over_seeds = vmap(sharing, in_dims=(0, 0, None, 0))
+            over_seeds = vmap(sharing, in_dims=(0, 0, None, 0, *by_lane))
             state, data = trees.map_tensors(first, state), trees.map_tensors(first, data)
-            return over_seeds(shared, state, data, first(lanes))
-        both = vmap(vmap(sharing, in_dims=(0, 0, None, 0)), in_dims=(None if full else 0, 0, 0, 0))
-        return trees.map_tensors(lambda t: t.flatten(0, 1), both(shared, state, data, lanes))
+            return over_seeds(shared, state, data, first(lanes), *map(first, own))
+        over_seeds = vmap(sharing, in_dims=(0, 0, None, 0, *by_lane))
+        both = vmap(over_seeds, in_dims=(None if full else 0, 0, 0, 0, *by_lane))
+        return trees.map_tensors(lambda t: t.flatten(0, 1), both(shared, state, data, lanes, *own))
 
     return all_lanes
 

@@ -125,8 +125,10 @@ class Vectorized(Engine):
             keys = (job.run_keys[seeds], job.data_key, job.site_keys[sites])
             data = (self._block(job, sites, rows, keep=grid.full), job.shares[sites])
             shared = replica if grid.full else trees.map_tensors(lambda t, i=seeds: t[i], replica)
+            counted = job.counted(seeds, self._numbers(job, sites, rows)[0])
+            own = () if counted is None else (counted,)
             sent, after, *rest = self.programs.run(
-                working, job, exchange, shared, state, data, keys, number, full=grid.full
+                working, job, exchange, shared, state, data, keys, number, *own, full=grid.full
             )
             real = grid.real[places]
             real[wanted:] = False
@@ -172,9 +174,7 @@ class Vectorized(Engine):
         name = tuple(sites.tolist())
         if name in self._blocks:
             return self._blocks[name]
-        start, columns = job.offsets[sites].unsqueeze(1), torch.arange(rows)
-        real = columns < job.sizes[sites].unsqueeze(1)
-        index = torch.where(real, start + columns, start)
+        index, real = self._numbers(job, sites, rows)
         x, y, weight, *role = (table[index] for table in job.tables)
         block = (x, y, weight * real, *role)
         if keep or len(sites) == 1:
@@ -182,3 +182,9 @@ class Vectorized(Engine):
                 self._blocks.clear()
             self._blocks[name] = block
         return block
+
+    def _numbers(self, job: Job, sites: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+        """Return the numbers of the sites' rows, [U, n], and which are no padding."""
+        start, columns = job.offsets[sites].unsqueeze(1), torch.arange(rows)
+        real = columns < job.sizes[sites].unsqueeze(1)
+        return torch.where(real, start + columns, start), real

@@ -18,10 +18,12 @@ from fedsift.reporting.rich_tables import blocks as table_blocks
 from fedsift.reporting.rich_tables import plain_table
 from fedsift.reporting.tables import (
     caution,
+    control_text,
     covariate_table,
     direction,
     headline,
     score_table,
+    searches,
     sentence,
     size,
     traffic,
@@ -86,8 +88,9 @@ def _facts(run: Run) -> list[tuple[str, str, str]]:
 
 
 def _features(run: Run) -> Section:
+    how = [Words(control_text(run.results["error_control"]))] if run.settings.controlled else []
     if not run.features:
-        return Section("features", "Chosen features", [Words("No feature was chosen.")])
+        return Section("features", "Chosen features", [Words("No feature was chosen."), *how])
     splits = any(f.split_frequency is not None for f in run.features)
     head = [
         "feature",
@@ -103,18 +106,20 @@ def _features(run: Run) -> Section:
     caption = "Chosen features, most often chosen first"
     if len(run.features) > MOST_FEATURES:
         caption += f"; {len(run.features) - MOST_FEATURES} more in features.csv"
-    blocks: list[Block] = [Table(caption, head, rows, numbers)]
+    blocks: list[Block] = [*how, Table(caption, head, rows, numbers)]
+    runs = f"{counted(run.settings.lanes, 'run')} with other random numbers, on the same samples,"
+    if run.settings.pfer is not None:
+        runs = f"{searches(run.settings)}, halves of the samples of each site,"
     blocks.append(
         Words(
-            f"Chosen by seeds: the share of {counted(run.settings.seeds, 'run')} with other random "
-            "numbers, on the same samples, that chose the feature."
+            f"Chosen by seeds: the share of {runs} that chose the feature."
             + (" Chosen in splits: the same with other samples left out." if splits else "")
             + " Coefficients are per standard unit, of the chosen features refitted together; their"
             " intervals are over the seeds that chose the feature."
         )
     )
     if run.facts["candidates"]:
-        chart = figures.inclusion(run.facts["candidates"], run.settings.seeds)
+        chart = figures.inclusion(run.facts["candidates"], run.settings.lanes)
         blocks.append(Figures([chart]))
     if run.effects:
         blocks += table_blocks(covariate_table(run), "Covariates")
@@ -122,7 +127,7 @@ def _features(run: Run) -> Section:
 
 
 def _feature_row(run: Run, feature: Feature, *, splits: bool) -> list[str]:
-    share, seeds = feature.inclusion_probability, run.settings.seeds
+    share, seeds = feature.inclusion_probability, run.settings.lanes
     _, low, high = wilson(round(share * seeds), seeds)
     often = feature.split_frequency
     ends: tuple[float | None, float | None] = (feature.weight_low, feature.weight_high)
@@ -172,6 +177,8 @@ def _why_no_values(run: Run) -> str:
 
 def _stability(run: Run) -> Section | None:
     points = run.facts.get("agreement") or []
+    if not run.features:
+        return None
     if not points:
         text = "One seed says nothing about stability; fit with more (--seeds)."
         return Section("stability", "How stable the choice is", [Words(text)])
@@ -275,7 +282,7 @@ def _sites(run: Run) -> Section:
 
 
 def _training(run: Run, history: Sequence[dict[str, Any]]) -> Section | None:
-    total = run.facts["data"]["features"]
+    total = run.settings.columns * run.facts["data"]["features"]
     charts = figures.training(history, run.settings.kept(total) / total)
     return Section("training", "How the training went", [Figures(charts)]) if charts else None
 
@@ -285,7 +292,7 @@ def _traffic(run: Run, history: Sequence[dict[str, Any]]) -> Section | None:
         text = "Nothing was sent in rounds: this method has all rows in one place."
         return Section("traffic", "What was sent", [Words(text)])
     told = [record for record in history if record.get("bytes_up") is not None]
-    blocks: list[Block] = [Words(traffic(run.results, run.settings.seeds))]
+    blocks: list[Block] = [Words(traffic(run.results, searches(run.settings)))]
     if told:
         blocks.append(Figures([figures.traffic(told)]))
     return Section("traffic", "What was sent", blocks)

@@ -19,6 +19,7 @@ from matplotlib.ticker import (
 )
 
 from fedsift.reporting.readable import readable
+from fedsift.reporting.tables import searches
 from fedsift.run_folder import read_checked
 from fedsift.runs import Run
 from fedsift.sealed import write_atomic
@@ -73,7 +74,7 @@ def inclusion(run: Run) -> Figure:
         axes.set_ylim(max(len(rows), 3) - 0.4, -0.6)
         axes.set_xlim(0, 1)
         axes.xaxis.set_major_formatter(PercentFormatter(1.0))
-        axes.set_xlabel(f"share of {run.settings.seeds} seeds that chose the feature")
+        axes.set_xlabel(f"share of {searches(run.settings)} that chose the feature")
         chosen, shown = len(run.features), sum(row["chosen"] for row in rows)
         more = f" ({shown} shown)" if shown < chosen else ""
         colours = " in blue, runners-up in grey" if shown < len(rows) else ""
@@ -114,14 +115,14 @@ def training(run: Run, records: Sequence[dict[str, Any]]) -> Figure:
             _draw_refit(grid, last, end, [r["loss"] for r in search if r.get("loss") is not None])
         grid[-1].set_xlabel("round")
         grid[-1].set_xlim(0, end[-1][0] if end else None)
-        method, seeds, case = run.settings.method, run.settings.seeds, records[-1]["case"]
-        grid[0].set_title(f"Training of {method} on {case}, mean of {seeds} seeds")
+        method, case = run.settings.method, records[-1]["case"]
+        grid[0].set_title(f"Training of {method} on {case}, mean of {searches(run.settings)}")
     return figure
 
 
 def _draw_target(axes: Any, run: Run, densities: Sequence[float]) -> None:
     """Mark the density that is asked for."""
-    total = run.facts["data"]["features"]
+    total = run.settings.columns * run.facts["data"]["features"]
     kept = run.settings.kept(total)
     _logarithmic(axes, [kept / total, *densities])
     axes.axhline(kept / total, color="black", lw=1, ls="--")

@@ -16,6 +16,7 @@ from fedsift.findings import Feature
 from fedsift.methods import METHODS
 from fedsift.reporting.readable import readable
 from fedsift.runs import Run
+from fedsift.studies import Settings
 from fedsift.visible import all_visible
 
 WIDTH = 100
@@ -36,7 +37,11 @@ def to_text(content: RenderableType, width: int = WIDTH) -> str:
 def fit_report(run: Run) -> RenderableType:
     """Return what a fit found, for a reader who never saw the method."""
     run = readable(run)
-    parts: list[RenderableType] = [sentence(run), Text(), feature_table(run), Text(_WEIGHTS)]
+    parts: list[RenderableType] = [sentence(run)]
+    if run.settings.controlled:
+        parts += [Text(), Text(control_text(run.results["error_control"]))]
+    if run.features:
+        parts += [Text(), feature_table(run), Text(_WEIGHTS)]
     if run.effects:
         parts += [Text(), covariate_table(run)]
     scores = score_table(run)
@@ -48,8 +53,30 @@ def fit_report(run: Run) -> RenderableType:
     if "privacy" in run.facts:
         parts += [Text(), Text(f"Private: {promise_text(run.facts['privacy'])}. {_UNSCORED}")]
     if METHODS[run.settings.method].rows == "federated":
-        parts += [Text(), Text(traffic(run.results, run.settings.seeds))]
+        parts += [Text(), Text(traffic(run.results, searches(run.settings)))]
     return Group(*parts)
+
+
+def control_text(control: Mapping[str, Any]) -> str:
+    """Return how the number of features was decided, and what is known of the errors."""
+    rule, level = control["rule"], f"{control['level']:g}"
+    if rule == "complementary pairs":
+        how = (
+            f"A feature is chosen if {control['threshold']:.0%} of {2 * control['pairs']}"
+            f" half-samples chose it, {control['chosen_by_a_half']} each (complementary pairs)"
+        )
+        known = (
+            f"expected false features: {control['expected_false']:.2g} at most"
+            f" (assumption {control['assumption']}; asked {level})"
+        )
+    else:
+        how = f"Chosen against {control['decoys']} decoys by the rule {rule}"
+        share = control["estimated_fdp"]
+        known = f"asked for a share of false features of {level}"
+        if share is not None:
+            known = f"estimated share of false features {share:.2f}, {known}"
+    text = f"{how}; {known}."
+    return text if control["reason"] is None else f"{text} None is chosen: {control['reason']}."
 
 
 def promise_text(promise: Mapping[str, Any]) -> str:
@@ -107,9 +134,7 @@ def feature_table(run: Run, most: int = 30) -> Table:
     over_splits = any(f.split_frequency is not None for f in run.features)
     table = simple_table()
     table.add_column("feature")
-    table.add_column(
-        f"chosen by\n{counted(run.settings.seeds, 'seed')}", justify="right", no_wrap=True
-    )
+    table.add_column(f"chosen by\n{searches(run.settings)}", justify="right", no_wrap=True)
     if over_splits:
         table.add_column(
             f"chosen in\n{counted(run.settings.splits, 'split')}", justify="right", no_wrap=True
@@ -180,10 +205,11 @@ def score_table(run: Run) -> Table | None:
     )
     table.add_column(justify="right", no_wrap=True)
     table.add_row(
-        f"this model ({method}, {counted(run.settings.seeds, 'seed')} together)",
+        f"this model ({method}, {searches(run.settings)} together)",
         show(results[measure]),
     )
-    table.add_row("one seed on its own", show(results[single]))
+    alone = "one seed" if run.settings.pfer is None else "what one half-sample chose,"
+    table.add_row(f"{alone} on its own", show(results[single]))
     names = {"local": "each site on its own", "central": "all data in one place"}
     for name, figures in results.get("beside", {}).items():
         seeds = counted(figures["seeds"], "seed")
@@ -247,12 +273,15 @@ def compare_report(facts: Mapping[str, Any]) -> Group:
     return Group(Text(head), Text(), table, Text(), Text("\n".join(notes)))
 
 
-def traffic(results: Mapping[str, Any], seeds: int) -> str:
-    """Return the bytes sent, beside those of whole models."""
+def searches(settings: Settings) -> str:
+    """Return how many runs a search has, in words."""
+    return counted(settings.lanes, "seed" if settings.pfer is None else "half-sample")
+
+
+def traffic(results: Mapping[str, Any], runs: str) -> str:
+    """Return the bytes sent by ``runs``, in words, beside those of whole models."""
     sent, dense = results["bytes_up"] + results["bytes_down"], results["bytes_dense"]
-    text = (
-        f"Sent between sites and server by {seeds} seeds, all splits and the last fit: {size(sent)}"
-    )
+    text = f"Sent between sites and server by {runs}, all splits and the last fit: {size(sent)}"
     if dense and sent < dense:
         times = f"{dense / sent:.1f} times as much"
         text += f"; unpacked models both ways every round would be {size(dense)} ({times})."

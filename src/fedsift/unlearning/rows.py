@@ -134,7 +134,7 @@ def participation(run: Run) -> list[tuple[str, str, int, int, int]]:
     Participants are a function of seed, round and the sites' names, so they are computed again.
     """
     settings, sites = run.settings, list(run.facts["data"]["sites"])
-    seeds = list(range(settings.seed, settings.seed + settings.seeds))
+    seeds = list(range(settings.seed, settings.seed + settings.lanes))
     rounds = settings.rounds or find_method(settings.method).build(density=0.5).rounds
     share: Any = settings.participation
     share = share if share <= 1 else int(share)

@@ -90,7 +90,8 @@ def _changed(
         problem, outcome, rows, run.params, FedAvg(learning_rate=0.1, local_steps=5),
         seed=run.settings.seed, weights=run.settings.weights, engine=run.settings.engine,
     )  # fmt: skip
-    kept = run.settings.kept(problem.gates.size)
+    size = problem.gates.size
+    kept = max(1, len(run.features)) if run.settings.controlled else run.settings.kept(size)
 
     def with_method(task: Task, checkpoint: StageCheckpoint, **more: Any) -> Unlearned:
         return unlearn(task, method, checkpoint=checkpoint, **options | more)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from fedsift import messages
+from fedsift import decoys, messages
 from fedsift.data import DataError, FederatedData, Standardiser, of_role, with_roles
 from fedsift.data.errors import NamesError
 from fedsift.data.paths import site_name
@@ -73,6 +73,7 @@ class Site:
             "counts": self._counts,
             "strata": self._strata,
             "sums": self._sums,
+            "moments": self._moments,
             "margin": self._margin,
             "evaluate": self._evaluate,
             "exchange": self._exchange,
@@ -130,6 +131,12 @@ class Site:
         around = tensors_of(part) or None
         sums = site_sums(self.rows(facts["data"]), facts["how"], facts["fills"], around)
         return with_tensors({"kind": "sums"}, sums)
+
+    def _moments(self, part: Part) -> Part:
+        """Say the sums over pairs of features that decoys are made by."""
+        scale = tensors_of(part).get("scale")
+        moments = decoys.site_moments(self.rows(part.facts["data"]), scale)
+        return with_tensors({"kind": "moments"}, moments)
 
     def _margin(self, part: Part) -> Part:
         """Say how sure the model is of the rows: the median of their margins."""
@@ -212,6 +219,9 @@ def taken(data: FederatedData, step: Step) -> FederatedData:
         name = data.sites[0]
         own = facts["by_site"][name]
         return with_roles(data, {name: own["forget"]}, {name: own["held_out"]})
+    if step.kind == "decoys":
+        made = decoys.Decoys(facts["how"], facts["seed"], step.tensors)
+        return decoys.join(data, made)
     if step.kind == "role":
         return of_role(data, facts["role"])
     msg = f"no step of the kind {step.kind!r} is known here"

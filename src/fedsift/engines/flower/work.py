@@ -52,6 +52,7 @@ def work_facts(job: Job) -> dict[str, Any]:
         "data_seed": job.data_seed,
         "weights": job.weights,
         "privacy": None if job.privacy is None else asdict(job.privacy),
+        "halves": job.halves,
     }
 
 
@@ -85,6 +86,7 @@ class SiteWork:
             facts["data_seed"],
             facts["weights"],
             privacy=privacy,
+            halves=facts["halves"],
         )
         if privacy is not None:
             try:
@@ -165,6 +167,8 @@ class SiteWork:
         if not job.problem.batched:
             return self._one_by_one(replica, state, seeds, number, exchange)
         rows = (job.tables, job.shares[0])
+        counted = job.counted(wanted, torch.arange(job.data.n_samples))
+        own = () if counted is None else (counted.unsqueeze(0),)
         sent, after, info, _, _ = Programs().run(
             working,
             job,
@@ -174,6 +178,7 @@ class SiteWork:
             trees.map_tensors(lambda t: t.unsqueeze(0), rows),
             (job.run_keys[wanted].unsqueeze(0), job.data_key, job.site_keys),
             torch.tensor(number),
+            *own,
             full=True,
         )
         return sent, after, info
@@ -183,8 +188,8 @@ class SiteWork:
     ) -> tuple[Any, Any, Any]:
         job, results = self.job, []
         batches = exchange_key(job.data_key, exchange, number, job.site_keys[0])
-        data = job.site(0, batches)
         for place, seed in enumerate(seeds):
+            data = job.site(0, batches, seed)
             key = exchange_key(job.run_keys[seed], exchange, number, job.site_keys[0])
             own = (trees.unstack(replica, place), trees.unstack(state, place))
             done = work(job, exchange, *own, data, key)

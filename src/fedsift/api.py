@@ -13,6 +13,7 @@ from torch import Tensor
 from fedsift.aggregation import Rule
 from fedsift.controlled import DecoyRule
 from fedsift.data import FederatedData
+from fedsift.data.harmonise import Harmonise
 from fedsift.data.standardise import How
 from fedsift.decoys import How as Decoys
 from fedsift.locks import claim
@@ -37,12 +38,14 @@ class Options(TypedDict, total=False):
     """Further settings by name; `fedsift.studies.Settings` says what each is and its default."""
 
     seed: int
+    validation: Literal["splits", "leave-one-site-out"]
     test_fraction: float
     participation: float
     weights: Literal["samples", "uniform"]
     messages: Messages
     aggregation: Rule
     standardise: How
+    harmonise: Harmonise | None
     schedule: Schedule | None
     learning_rate: float | None
     local_steps: int | None

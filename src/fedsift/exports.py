@@ -105,6 +105,8 @@ def _about(run: Run, kind: str) -> str:
     units = (
         "units of standardised arrays (each row with mean 0 and deviation 1)"
         if run.standardiser.whole_rows
+        else "units of a site's harmonised rows"
+        if run.settings.harmonise is not None
         else "original units"
     )
     scale = (
@@ -198,6 +200,9 @@ class LinearModule(nn.Module):
 
 def write_onnx(run: Run, path: Path) -> None:
     """Write the model with its standardisation as ONNX."""
+    if run.settings.harmonise is not None:
+        msg = "a harmonised fit needs all rows of a site, ONNX has one at a time; use predict"
+        raise ExportError(msg)
     try:
         import onnx
         import onnxscript  # noqa: F401  torch.onnx needs it

@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from fedsift.data import Standardiser
+from fedsift.data.harmonise import own_units
 from fedsift.findings import Effect, Feature, effects
 from fedsift.outcomes import make_outcome
 from fedsift.run_folder import (
@@ -60,6 +61,8 @@ class Run:
 
     def predict(self, x: ArrayLike, features: Sequence[str]) -> list[str] | list[float]:
         """Return class names or values for rows [n, d] with these feature names, in original units.
+
+        With ``harmonise`` the rows must be those of one site, for they are brought to its units.
 
         Raises:
             DataError: a feature that the model was trained with is absent, or a value is missing
@@ -128,6 +131,11 @@ class Run:
     def _output(self, x: ArrayLike, features: Sequence[str]) -> Tensor:
         standardiser, weight, bias = self.compact()
         rows = torch.as_tensor(np.require(x, requirements="W"))
+        if self.settings.harmonise is not None:
+            known = set(standardiser.candidates)
+            own = [place for place, name in enumerate(features) if name in known]
+            units, rows = torch.ones(len(rows)), rows.clone()
+            rows[:, own] = own_units(rows[:, own], units, self.settings.harmonise)
         return standardiser.transform(rows, features) @ weight.T + bias
 
 

@@ -108,7 +108,14 @@ class Source(BaseModel):
         """
         if self.demo == "synthetic":
             seeds = range(settings.seed, settings.seed + self.data_seeds)
-            return tuple(self._synthetic(seed) for seed in seeds)
+            cases = (self._synthetic(seed) for seed in seeds)
+            return tuple(
+                case._replace(
+                    train=case.train.harmonised(settings.harmonise),
+                    test=case.test and case.test.harmonised(settings.harmonise),
+                )
+                for case in cases
+            )
         return split_cases(self._real(settings.seed), settings)
 
     def _real(self, seed: int) -> FederatedData:

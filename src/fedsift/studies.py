@@ -34,6 +34,7 @@ from fedsift.controlled import (
 )
 from fedsift.data import FederatedData, How, Standardiser, split
 from fedsift.data.errors import nearest
+from fedsift.data.harmonise import Harmonise
 from fedsift.decoys import How as DecoyKind
 from fedsift.engines import ENGINES, Plan
 from fedsift.engines.base import Job
@@ -63,6 +64,8 @@ class Settings(BaseModel):
     files what is known from fewer rows than that: a site's own score, counts of a site or a class,
     notes on the data; ``round_counts`` rounds the counts that are told to multiples of it.
     ``knobs`` are hyperparameters of the method's algorithm by name, such as ``entropy``.
+    ``harmonise`` brings the rows of each site to its own units first (`data.harmonise`).
+    ``validation`` "leave-one-site-out" fits without each site in turn, too, and scores it.
     ``covariate_ridge`` is the weight of the penalty of covariates, in the units of ``ridge``, in
     the search as in the refit. With ``fdr`` or ``pfer`` the errors are controlled
     (docs/error-control.md): as many features are chosen as keep the expected share of false ones at
@@ -81,6 +84,7 @@ class Settings(BaseModel):
     seeds: int = Field(30, ge=1)
     seed: int = 0
     splits: int = Field(10, ge=0)
+    validation: Literal["splits", "leave-one-site-out"] = "splits"
     test_fraction: float = Field(0.2, gt=0, lt=1)
     rounds: int | None = Field(None, ge=1)
     participation: float = Field(1.0, gt=0, allow_inf_nan=False)
@@ -88,6 +92,7 @@ class Settings(BaseModel):
     messages: Messages = "auto"
     aggregation: Rule = "mean"
     standardise: How = "feature"
+    harmonise: Harmonise | None = None
     schedule: Schedule | None = None
     learning_rate: float | None = Field(None, gt=0, allow_inf_nan=False)
     local_steps: int | None = Field(None, ge=1)
@@ -121,6 +126,12 @@ class Settings(BaseModel):
             msg = (
                 f"participation is {self.participation}; "
                 "give a fraction up to 1 or a whole number of sites"
+            )
+            raise ValueError(msg)
+        if self.harmonise is not None and self.standardise in {"array", "row"}:
+            msg = (
+                f"standardise={self.standardise!r} looks at whole rows, which harmonise "
+                "changes; use standardise='feature' with it"
             )
             raise ValueError(msg)
         find_method(self.method)
@@ -245,6 +256,9 @@ def check_request(settings: Settings, methods: Sequence[str], data: FederatedDat
             f"participation is {settings.participation:.0f} sites a round, the data have "
             f"{data.n_sites}; give at most {data.n_sites}, or a fraction up to 1"
         )
+        raise ValueError(msg)
+    if settings.validation != "splits" and data.n_sites < 2:
+        msg = f"there is one site ('{data.sites[0]}'): none can be held out; give the files of two"
         raise ValueError(msg)
     rows = {find_method(name).rows for name in methods}
     if settings.messages != "auto" and rows == {"pooled"}:

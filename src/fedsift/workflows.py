@@ -18,6 +18,7 @@ from fedsift.checkpoints import AFRESH, DamagedError, StageCheckpoint
 from fedsift.data import FederatedData, RemoteData, Standardiser, split
 from fedsift.findings import candidates, feature_table, method_figures, only_scores, same_data
 from fedsift.held_out import held_out
+from fedsift.held_out_sites import held_out_figures, site_cases
 from fedsift.methods import find_method
 from fedsift.private_fits import described, promise, refuse
 from fedsift.profiles import profiles
@@ -46,6 +47,7 @@ BESIDE_SEEDS = 5  # enough for an orientation, at a fraction of the time
 
 def split_cases(data: FederatedData, settings: Settings) -> tuple[Case, ...]:
     """Return the splits of a study, and last the case of all rows."""
+    data = data.harmonised(settings.harmonise)
 
     def one(number: int) -> Case:
         return Case(
@@ -168,6 +170,8 @@ def run_fit(
     others = [name for name in beside if name != settings.method and scored]
     with _status_on_failure(path, facts):
         results, fits = method_results(study, settings.method, cases)
+        figures, held, held_fits = _sites_held_out(study, cases, fits)
+        results |= figures
         few = settings.model_copy(update={"seeds": min(settings.seeds, BESIDE_SEEDS)})
         aside = Study(cases, few, path, progress)
         results["beside"] = {
@@ -198,8 +202,47 @@ def run_fit(
     if run.effects:
         facts["results"]["covariates"] = [asdict(effect) for effect in run.effects]
     if path is not None:
-        write_run(run, fits, cases)
+        write_run(run, [*fits, *held_fits], [*cases, *held])
     return run
+
+
+def validation_cases(
+    cases: Sequence[Case], settings: Settings
+) -> tuple[tuple[Case, ...], tuple[Case, ...]]:
+    """Return the cases that hold out a site, and the splits that they are compared with.
+
+    None, if the settings ask for no such validation. The splits are those of the study, or, where
+    the test rows come from elsewhere, new ones.
+    """
+    if settings.validation == "splits":
+        return (), ()
+    data = cases[-1].train
+    splits = tuple(c for c in cases[:-1] if c.test is not None and c.truth is None)
+    if cases[-1].truth is not None:
+        plain = settings.model_copy(update={"harmonise": None})  # they are in own units already
+        splits = split_cases(data, plain)[:-1]
+    return site_cases(data), splits
+
+
+def _sites_held_out(
+    study: Study, cases: Sequence[Case], fits: Sequence[Fit]
+) -> tuple[dict[str, Any], tuple[Case, ...], list[Fit]]:
+    """Return the figures of sites held out, their cases and fits; nothing if none is asked for."""
+    settings, method = study.settings, study.settings.method
+    held, splits = validation_cases(cases, settings)
+    if not held:
+        return {}, (), []
+    known = dict(zip((case.name for case in cases), fits, strict=True))
+    new = [case for case in splits if case.name not in known]
+    if new:
+        known |= dict(zip((case.name for case in new), study.fits(method, new), strict=True))
+    held_fits = study.fits(method, held)
+    figures = held_out_figures(
+        list(zip(held, held_fits, strict=True)),
+        [(case, known[case.name]) for case in splits],
+        settings,
+    )
+    return {"sites_held_out": figures}, held, held_fits
 
 
 def run_compare(
@@ -219,6 +262,9 @@ def run_compare(
         RunError: the folder was started with other data or settings.
         CheckpointError: a finished part is damaged, or of another request.
     """
+    if settings.validation != "splits":
+        msg = f"validation {settings.validation!r} is of one method; use it with fit"
+        raise ValueError(msg)
     began = time.perf_counter()
     facts = _start(path, cases, settings, source, "compare", {"methods": list(methods)})
     if facts["status"] == "done":

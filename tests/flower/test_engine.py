@@ -120,6 +120,18 @@ def test_a_fit_with_covariates_is_the_simulators(tmp_path: Path) -> None:
         assert far.results[name] == near.results[name]
 
 
+def test_sites_held_out_and_in_their_own_units_are_the_simulators(tmp_path: Path) -> None:
+    """A site that is held out is not asked to train; each takes its means off by itself."""
+    data = rows("regression", sizes=(9, 6, 8))
+    remote = connected(data, FakeGrid(nodes_of(data, tmp_path)))
+    knobs: Any = {"features": KEPT, "seeds": 1, "splits": 0, "rounds": 2, "tuning_rounds": 2}
+    knobs |= {"validation": "leave-one-site-out", "harmonise": "location", "beside": ()}
+    far, near = (fit(where, **knobs).results["sites_held_out"] for where in (remote, data))
+    assert far["sites"].keys() == near["sites"].keys()
+    for name, site in near["sites"].items():
+        assert far["sites"][name]["score"] == pytest.approx(site["score"], abs=1e-4)
+
+
 def test_rows_cannot_be_pooled_or_standardised_by_one_site(tmp_path: Path) -> None:
     data = rows("binary", sizes=(9, 6))
     remote = connected(data, FakeGrid(nodes_of(data, tmp_path)))

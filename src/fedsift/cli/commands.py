@@ -341,7 +341,7 @@ def _run(
     from fedsift.workflows import run_compare, run_fit
 
     described = source.model_dump(mode="json")
-    stages = plan(work(command, methods, cases), settings)
+    stages = plan(work(command, methods, cases, settings), settings)
     content: Callable[[], Any]
     try:
         with bar(stages, quiet=quiet) as progress:
@@ -393,7 +393,7 @@ def _dry_run(
     from fedsift.cli.forecast import forecast, forecast_text, work
     from fedsift.cli.output import show_json
 
-    facts = forecast(work(command, methods, cases), settings, cases, path)
+    facts = forecast(work(command, methods, cases, settings), settings, cases, path)
     if request.json:
         show_json(facts)
     else:

@@ -84,7 +84,7 @@ def as_options(text: str) -> str:
 
 def flag(name: str) -> str:
     """Return the option of a setting."""
-    return "--" + {"id_column": "id"}.get(name, name).replace("_", "-")
+    return "--" + {"id_column": "id", "validation": "validate"}.get(name, name).replace("_", "-")
 
 
 def _raised_here(error: BaseException) -> bool:

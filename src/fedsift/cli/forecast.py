@@ -99,12 +99,17 @@ def forecast_text(facts: Mapping[str, Any]) -> str:
     )
 
 
-def work(command: str, methods: list[str], cases: tuple[Case, ...]) -> dict[str, list[str]]:
+def work(
+    command: str, methods: list[str], cases: tuple[Case, ...], settings: Settings
+) -> dict[str, list[str]]:
     """Return the names of the cases of each method, in the order in which they are fitted."""
-    from fedsift.workflows import BESIDE
+    from fedsift.workflows import BESIDE, validation_cases
 
     everything = {name: [case.name for case in cases] for name in methods}
     tested = [case.name for case in cases if case.test is not None]
     if command == "fit":
+        held, splits = validation_cases(cases, settings)
+        known = everything[methods[0]]
+        known += [case.name for case in (*splits, *held) if case.name not in known]
         everything |= {name: tested for name in BESIDE if name not in methods and tested}
     return everything

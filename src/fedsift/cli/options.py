@@ -194,6 +194,15 @@ class Request:
             metavar="N",
         ),
     ] = None
+    validation: Annotated[
+        str | None,
+        _option(
+            "--validate",
+            group=METHOD,
+            text="leave-one-site-out: score each site with a model of the others, too.",
+            metavar="HOW",
+        ),
+    ] = None
     rounds: Annotated[
         int | None,
         _option(
@@ -277,6 +286,15 @@ class Request:
             group=ERRORS,
             text="Of the shares of halves: none, unimodal, r-concave.",
             metavar="KIND",
+        ),
+    ] = None
+    harmonise: Annotated[
+        str | None,
+        _option(
+            "--harmonise",
+            group=METHOD,
+            text="Take off each site's own means: location, location-scale (deviations, too).",
+            metavar="HOW",
         ),
     ] = None
     seed: Annotated[

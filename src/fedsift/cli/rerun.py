@@ -63,7 +63,7 @@ def rerun(
         if cases[-1].train.fingerprint() != earlier.facts["data"]["fingerprint"]:
             msg = f"the data of {run} have changed since; restore them, or start a new fit"
             raise RunError(msg)
-        stages = plan(work("fit", [settings.method], cases), settings)
+        stages = plan(work("fit", [settings.method], cases, settings), settings)
         with (
             stopping_in_order(),
             claim(path, overwrite=overwrite, inputs=source.files),

@@ -16,6 +16,7 @@ from fedsift.data.coding import Label, Outcome, code_target
 from fedsift.data.covariates import Covariate
 from fedsift.data.errors import DataError, counted, nearest
 from fedsift.data.grouping import Numbered, group_rows, plain_values, texts
+from fedsift.data.harmonise import Harmonise, check_table, own_units
 from fedsift.data.validation import check
 
 if TYPE_CHECKING:
@@ -205,6 +206,35 @@ class FederatedData:
             raise DataError(f"no site is called '{name}'; {nearest(name, self.sites)}")
         rows = self.slices[self.sites.index(name)]
         return self.take(torch.arange(rows.start, rows.stop))
+
+    def at_sites(self, names: Sequence[str]) -> FederatedData:
+        """Return the data of some sites, in their own order.
+
+        Raises:
+            DataError: no site has one of the names, or none is named.
+
+        """
+        for name in names:
+            if name not in self.sites:
+                raise DataError(f"no site is called '{name}'; {nearest(name, self.sites)}")
+        wanted = torch.tensor([name in names for name in self.sites])
+        return self.take(wanted[self.site_of_row])
+
+    def harmonised(self, how: Harmonise | None) -> FederatedData:
+        """Return the rows in the units of their own site (`data.harmonise`); covariates stay.
+
+        Raises:
+            DataError: the rows are not lists of features, or values are missing.
+
+        """
+        if how is None:
+            return self
+        check_table(self)
+        x = self.x.clone()
+        own = slice(0, self.n_candidates)
+        for rows in self.slices:
+            x[rows, own] = own_units(self.x[rows, own], self.weight[rows], how)
+        return replace(self, x=x)
 
     def take(self, indices: Sequence[int] | range | np.ndarray | Tensor) -> FederatedData:
         """Return some rows.

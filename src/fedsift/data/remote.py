@@ -12,10 +12,12 @@ import torch
 from fedsift.data.errors import DataError, counted
 from fedsift.data.federated import FORGET, RETAIN, FederatedData
 from fedsift.data.grouping import Numbered
+from fedsift.data.harmonise import check_table
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from fedsift.data.harmonise import Harmonise
     from fedsift.data.standardise import How, Standardiser
 
 __all__ = ["Link", "RemoteData", "Step"]
@@ -279,6 +281,19 @@ class RemoteData(FederatedData):
         step = Step("select", {}, {"columns": columns})
         chosen_only: RemoteData = replace(narrow, x=x, checked=x, steps=(*self.steps, step))
         return chosen_only
+
+    def at_sites(self, names: Sequence[str]) -> RemoteData:
+        """Return the data of some sites; see `FederatedData`. The others are not asked."""
+        counts = self.known_counts()
+        chosen = {name: counts[name] for name in self.sites if name in names}
+        return RemoteData.of(self.like() | {"steps": self.steps}, chosen)
+
+    def harmonised(self, how: Harmonise | None) -> RemoteData:
+        """Return the rows in the units of their own site, which each site sees to itself."""
+        if how is None:
+            return self
+        check_table(self)
+        return replace(self, steps=(*self.steps, Step("harmonise", {"how": how}, {})))
 
     def with_covariates(self, names: Sequence[str]) -> NoReturn:  # noqa: ARG002
         """Refuse: sites read their covariates themselves, by the plan."""

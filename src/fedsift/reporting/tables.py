@@ -47,6 +47,8 @@ def fit_report(run: Run) -> RenderableType:
     scores = score_table(run)
     if scores is not None:
         parts += [Text(), scores]
+    if "sites_held_out" in run.results:
+        parts += [Text(), held_out_table(run)]
     warning = caution(run)
     if warning:
         parts += [Text(warning)]
@@ -173,6 +175,35 @@ def covariate_table(run: Run) -> Group:
     if len(data["classes"]) == 2:
         unit = f"log-odds of {data['classes'][1]}"
     return Group(table, Text(f"Covariates stay in whatever is chosen; coefficients are in {unit}."))
+
+
+def held_out_table(run: Run) -> Group:
+    """Return the score at each site of a model that was fitted without it."""
+    told = run.results["sites_held_out"]
+    percent = told["measure"] == "accuracy"
+    table = simple_table()
+    table.add_column("site held out")
+    table.add_column("accuracy" if percent else "R²", justify="right", no_wrap=True)
+    table.add_column("extra loss", justify="right", no_wrap=True)
+    for name, site in told["sites"].items():
+        score, extra = site["score"], site["extra_loss"]
+        shown = "-" if score is None else f"{score:.0%}" if percent else f"{score:.3f}"
+        cost = "-" if extra is None else f"{extra['mean']:+.3g}"
+        if extra is not None and _spread(extra):
+            cost += f" ({extra['low']:+.3g} to {extra['high']:+.3g})"
+        table.add_row(Text(name), shown, cost)
+    return Group(table, Text(_on_shift(told)))
+
+
+def _on_shift(told: Mapping[str, Any]) -> str:
+    """Return which sites are unlike the others."""
+    if all(site["shifted"] is None for site in told["sites"].values()):
+        return "Too few sites or splits to tell whether a site is unlike the others."
+    rule = "its rows lose more by its absence than those of other sites by theirs (95 %)"
+    if not told["shifted"]:
+        return f"No site is clearly unlike the others: of none it holds that {rule}."
+    names = ", ".join(told["shifted"])
+    return f"Unlike the others: {names}. A site is named if {rule}."
 
 
 def direction(run: Run, feature: Feature) -> str:

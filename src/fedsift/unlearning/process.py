@@ -145,6 +145,9 @@ def check_fit(path: Path) -> None:
             f"{path} is a comparison of methods and holds no model; name the folder of a fit"
         )
     refuse(facts.get("privacy"), "forgotten from")
+    if facts["settings"].get("harmonise"):
+        msg = "the rows of a harmonised fit depend on others of their site; fit anew without them"
+        raise ValueError(msg)
 
 
 def admit(ledger: Ledger, request: Request, run: Run, rows: RunRows, scope: Scope) -> None:

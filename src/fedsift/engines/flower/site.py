@@ -191,7 +191,7 @@ class NoRowsError(DataError):
     """A site has no row in the part of the data that is meant."""
 
 
-def taken(data: FederatedData, step: Step) -> FederatedData:
+def taken(data: FederatedData, step: Step) -> FederatedData:  # noqa: PLR0911  one a kind
     """Return a site's rows after a step.
 
     Raises:
@@ -200,6 +200,8 @@ def taken(data: FederatedData, step: Step) -> FederatedData:
     facts = step.facts
     if step.kind == "select":
         return data.select_features(step.tensors["columns"])
+    if step.kind == "harmonise":
+        return data.harmonised(facts["how"])
     if step.kind == "standardise":
         stored = {**facts, "features": data.features, "mean": [], "scale": [], "covariates": []}
         return replace(

@@ -1,0 +1,130 @@
+"""How a fit predicts at a site that had no part in it: each site is held out in turn.
+
+A site is called shifted if leaving it out costs its own rows more than the other sites' costs make
+likely. In every split of the rows, the loss on a site's test rows is taken twice: of the model of
+the split's training rows, which has seen others of the site, and of the model of the other sites.
+The mean difference over splits is what the site's absence costs. The site is named if its cost is
+above the upper end of the prediction interval of one more cost like the others', by Student's t and
+at 1 - .05 / sites: of twenty studies whose sites are alike, one names a site. (An interval over the
+splits would not do: all of them hold against the same model of the other sites.)
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fedsift.data import FederatedData, Standardiser
+from fedsift.evaluation import evaluate
+from fedsift.selection import Interval, t_interval
+from fedsift.studies import Case, Fit, Settings, linear_problem
+
+FEWEST = 4  # sites from which a site is compared with the others
+
+Fitted = Sequence[tuple[Case, Fit]]
+
+
+def site_cases(data: FederatedData) -> tuple[Case, ...]:
+    """Return a case for each of several sites: the rows of the others, and its own to test."""
+    return tuple(
+        Case(
+            f"site {number + 1} held out",
+            data.at_sites([other for other in data.sites if other != name]),
+            data.at_sites([name]),
+        )
+        for number, name in enumerate(data.sites)
+    )
+
+
+def held_out_figures(held: Fitted, splits: Fitted, settings: Settings) -> dict[str, Any]:
+    """Return the score at each site that was held out, and which of them are shifted.
+
+    Args:
+        held: a case of `site_cases`, and its fit, for every site.
+        splits: those of splits of the same rows, to compare with; without one, or four sites, no
+            site is compared.
+        settings: of the study; a site with fewer test rows than ``min_cell`` is not told of.
+
+    Returns:
+        ``measure``; ``score``: the mean over sites with its interval; ``sites``: of each its
+        ``score``, ``extra_loss`` (what its absence costs its rows above the mean of what others'
+        cost theirs, with its prediction interval, in nats or squared units of the target) and
+        ``shifted``, None where not known;
+        ``shifted``: their names.
+    """
+    measure = "r2" if "r2" in held[0][1].scores else "accuracy"
+    extra = _extra_losses(_costs(held, splits, settings))
+    sites: dict[str, dict[str, Any]] = {}
+    for case, fit in held:
+        assert case.test is not None  # noqa: S101  made by `site_cases`
+        told = case.test.n_samples >= settings.min_cell
+        interval = extra.get(case.test.sites[0]) if told else None
+        sites[case.test.sites[0]] = {
+            "score": float(fit.scores[measure][fit.n_lanes :].mean()) if told else None,
+            "extra_loss": interval,
+            "shifted": None if interval is None else interval["low"] > 0,
+        }
+    known = [site["score"] for site in sites.values() if site["score"] is not None]
+    return {
+        "measure": measure,
+        "score": t_interval(known).to_json() if known else None,
+        "sites": sites,
+        "shifted": [name for name, site in sites.items() if site["shifted"]],
+    }
+
+
+def _costs(held: Fitted, splits: Fitted, settings: Settings) -> list[dict[str, float]]:
+    """Return, for each split, what each site's absence adds to the loss on its test rows."""
+    if len(held) < FEWEST:
+        return []
+    without = {
+        case.test.sites[0]: (fit, Standardiser.fit(case.train, settings.standardise))
+        for case, fit in held
+        if case.test is not None
+    }
+    costs = []
+    for case, fit in splits:
+        assert case.test is not None  # noqa: S101  a split has test rows
+        within = Standardiser.fit(case.train, settings.standardise)
+        costs.append(
+            {
+                name: _loss(*without[name], case.test, name, settings)
+                - _loss(fit, within, case.test, name, settings)
+                for name, size in zip(case.test.sites, case.test.sizes, strict=True)
+                if size >= max(1, settings.min_cell)
+            }
+        )
+    return costs
+
+
+def _loss(
+    fit: Fit, standardiser: Standardiser, rows: FederatedData, site: str, settings: Settings
+) -> float:
+    """Return the loss of a fit's ensemble on the rows of a site, in squared units of the target."""
+    problem = linear_problem(rows, settings.gate)
+    place = rows.sites.index(site)
+    figures = evaluate(problem, fit.ensembles(), standardiser.apply(rows), [place])
+    return float(figures["loss"][0]) * standardiser.target_scale**2
+
+
+def _extra_losses(costs: Sequence[Mapping[str, float]]) -> dict[str, dict[str, float | int]]:
+    """Return each site's mean cost over splits above the others' mean, with its interval."""
+    from scipy.special import stdtrit  # takes a moment to import
+
+    of_site: dict[str, list[float]] = {}
+    for split in costs:
+        for name, cost in split.items():
+            of_site.setdefault(name, []).append(cost)
+    if len(of_site) < FEWEST:
+        return {}
+    means = {name: statistics.fmean(values) for name, values in of_site.items()}
+    quantile = float(stdtrit(len(means) - 2, 1.0 - 0.05 / len(means)))
+    found: dict[str, dict[str, float | int]] = {}
+    for name, mean in means.items():
+        others = [value for other, value in means.items() if other != name]
+        half = quantile * statistics.stdev(others) * math.sqrt(1.0 + 1.0 / len(others))
+        above = mean - statistics.fmean(others)
+        found[name] = Interval(above, above - half, above + half, len(others)).to_json()
+    return found

@@ -325,7 +325,7 @@ def interrupted(source: Source, settings: Settings, path: Path, after: int) -> N
     """Start a fit as the command line does, and stop it in the given call of the callback."""
     calls = 0
 
-    def stop(_label, _round, _record):
+    def stop(_record):
         nonlocal calls
         calls += 1
         if calls == after:
@@ -337,7 +337,7 @@ def interrupted(source: Source, settings: Settings, path: Path, after: int) -> N
             settings,
             source=source.model_dump(mode="json"),
             path=path,
-            progress=stop,
+            callbacks=[stop],
         )
 
 

@@ -48,12 +48,12 @@ def run(finished, tmp_path) -> Path:
 def stopped(path: Path, data=DATA, **changes: Any) -> Path:
     """Start a fit and stop it in the search of its last case."""
 
-    def stop(label: str, _round: int, _record: Any) -> None:
-        if "all rows" in label:
+    def stop(record: dict[str, Any]) -> None:
+        if record["case"] == "all rows":
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        fit(path, data, progress=stop, **changes)
+        fit(path, data, callbacks=[stop], **changes)
     return path
 
 
@@ -202,7 +202,7 @@ def test_a_comparison_on_the_way_is_not_reported(tmp_path, capsys) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        fedsift.compare(DATA, ["fedavg"], out=tmp_path / "run", progress=stop, **asked)
+        fedsift.compare(DATA, ["fedavg"], out=tmp_path / "run", callbacks=[stop], **asked)
     assert main(["report", str(tmp_path / "run")]) == 2
     assert "is not finished (status stopped)" in capsys.readouterr().err
 

@@ -163,7 +163,7 @@ def test_what_a_stopped_run_may_have_told_is_in_its_folder(tmp_path):
 
     path = tmp_path / "run"
     with pytest.raises(KeyboardInterrupt):
-        fedsift.fit(rows("binary"), privacy=SITES, out=path, progress=stop, **SMALL)
+        fedsift.fit(rows("binary"), privacy=SITES, out=path, callbacks=[stop], **SMALL)
     facts = json.loads((path / "run.json").read_text())
     assert facts["status"] == "stopped"
     assert facts["privacy"]["epsilon"] == pytest.approx(5.0)

@@ -129,12 +129,12 @@ def test_the_python_interface_keeps_its_promises(tmp_path):
     data = iid(golub38(), 2, 0).select_features(range(6))
     options: dict[str, Any] = {**TINY, "splits": 0}
 
-    def stop(_label, round_number, _record):
-        if round_number == 2:
+    def stop(record):
+        if record["round"] == 2:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        fedsift.fit(data, features=2, out=tmp_path / "run", progress=stop, **options)
+        fedsift.fit(data, features=2, out=tmp_path / "run", callbacks=[stop], **options)
     with pytest.raises(fedsift.RunError, match="exists already"):
         fedsift.fit(data, features=2, out=tmp_path / "run", **options)
     with pytest.raises(fedsift.RunError, match=r"other settings \(features\)"):

@@ -8,12 +8,12 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from fedsift._version import __version__
-
 if TYPE_CHECKING:
-    from fedsift import data, sets, vi
+    from fedsift import data, sets, trackers, vi
+    from fedsift._version import __version__
     from fedsift.algorithms import FUMEGS, EFLoPS, FedAvg, FedHT, FedIterHT, Lippax, Scaffold
     from fedsift.api import compare, fit, forget
+    from fedsift.callbacks import CallbackError
     from fedsift.data import DataError, DataWarning, FederatedData
     from fedsift.estimators import FederatedSparseClassifier, FederatedSparseRegressor
     from fedsift.evaluation import evaluate
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = [
     "FUMEGS",
     "METHODS",
+    "CallbackError",
     "DataError",
     "DataWarning",
     "EFLoPS",
@@ -63,6 +64,7 @@ __all__ = [
     "sets",
     "solve",
     "supervised",
+    "trackers",
     "train",
     "vi",
 ]
@@ -70,6 +72,7 @@ __all__ = [
 _HOME = {
     "FUMEGS": "algorithms",
     "METHODS": "methods",
+    "CallbackError": "callbacks",
     "DataError": "data",
     "DataWarning": "data",
     "EFLoPS": "algorithms",
@@ -89,6 +92,7 @@ _HOME = {
     "Settings": "studies",
     "TrainingError": "recovery",
     "VIProblem": "vi",
+    "__version__": "_version",
     "compare": "api",
     "evaluate": "evaluation",
     "fit": "api",
@@ -103,7 +107,7 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in {"data", "sets", "vi"}:
+    if name in {"data", "sets", "trackers", "vi"}:
         return importlib.import_module(f"fedsift.{name}")
     if name not in _HOME:
         msg = f"module 'fedsift' has no attribute {name!r}"

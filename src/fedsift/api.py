@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from fedsift.aggregation import Rule
+from fedsift.callbacks import Callback
 from fedsift.controlled import DecoyRule
 from fedsift.data import FederatedData
 from fedsift.data.harmonise import Harmonise
@@ -25,7 +26,7 @@ from fedsift.run_folder import read_facts
 from fedsift.runs import Run
 from fedsift.sparsity import Schedule
 from fedsift.stability import Assumption
-from fedsift.studies import Progress, Settings, check_request, refused
+from fedsift.studies import Settings, check_request, refused
 from fedsift.training import Training
 from fedsift.unlearning.in_memory import forget_in_training
 from fedsift.unlearning.process import Orders, forget_in_run
@@ -82,7 +83,7 @@ def fit(
     resume: bool = False,
     beside: Sequence[str] = BESIDE,
     privacy: Privacy | None = None,
-    progress: Progress | None = None,
+    callbacks: Sequence[Callback] = (),
     **options: Unpack[Options],
 ) -> Run:
     """Find the features that matter, and how well they predict rows held out.
@@ -112,13 +113,15 @@ def fit(
         beside: methods to score on the same splits for comparison.
         privacy: what is promised of the sites or rows; needs ``splits=0``, a ``learning_rate`` and
             more, which a refusal names (docs/privacy.md).
-        progress: called as ``progress(what, round, record)`` after every round.
+        callbacks: functions of one record, called after every round (docs/callbacks.md); one that
+            raises stops the run, which ``resume`` goes on with.
         options: see `Options`.
 
     Raises:
         ValueError: a setting is out of range; the text names it.
         RunError: ``out`` holds something else, or another process works there.
         CheckpointError: a checkpoint in ``out`` is damaged or of another request.
+        CallbackError: a callback failed.
         TrainingError: the training diverged for good.
     """
     settings = _settings(
@@ -133,7 +136,7 @@ def fit(
     )
     with _folder(out, data, settings, [method], overwrite=overwrite, resume=resume) as path:
         cases = split_cases(data, settings)
-        run = run_fit(cases, settings, path=path, progress=progress, beside=beside)
+        run = run_fit(cases, settings, path=path, callbacks=callbacks, beside=beside)
         if path is not None:
             write_report(path)
     return run
@@ -151,7 +154,7 @@ def compare(
     out: str | Path | None = None,
     overwrite: bool = False,
     resume: bool = False,
-    progress: Progress | None = None,
+    callbacks: Sequence[Callback] = (),
     **options: Unpack[Options],
 ) -> dict[str, Any]:
     """Fit several methods on the same splits; return their figures by name.
@@ -162,6 +165,7 @@ def compare(
         ValueError: a setting is out of range, or a method is unknown; the text names it.
         RunError: ``out`` holds something else, or another process works there.
         CheckpointError: a checkpoint in ``out`` is damaged or of another request.
+        CallbackError: a callback failed.
         TrainingError: the training diverged for good.
     """
     for name in methods:
@@ -178,7 +182,7 @@ def compare(
     refuse(settings.privacy, "compared")
     with _folder(out, data, settings, methods, overwrite=overwrite, resume=resume) as path:
         cases = split_cases(data, settings)
-        facts = run_compare(cases, settings, methods, path=path, progress=progress)
+        facts = run_compare(cases, settings, methods, path=path, callbacks=callbacks)
         if path is not None:
             write_report(path)
     figures: dict[str, Any] = facts["results"]["methods"]

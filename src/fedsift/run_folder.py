@@ -41,7 +41,9 @@ OWN_FILES = (
     "report.html",
     "inclusion.png",
     "training.png",
+    "track.csv",
 )
+EVENTS = "tensorboard"  # folder of TensorBoard's files, where `--track` writes them by default
 
 
 class RunError(RuntimeError):
@@ -103,6 +105,8 @@ def clear(path: Path) -> None:
     """Remove what fedsift writes into a run folder, and nothing else."""
     for name in OWN_FILES:
         (path / name).unlink(missing_ok=True)
+    for file in (path / EVENTS).rglob("events.out.tfevents.*"):
+        file.unlink()
     clear_unfinished(path)
     clear_states(path)
 

@@ -22,6 +22,7 @@ from fedsift import decoys, models, trees
 from fedsift.accounting import planned
 from fedsift.aggregation import AGGREGATORS, Aggregator, Rule
 from fedsift.algorithms import Algorithm, Tuning
+from fedsift.callbacks import Callback, adding
 from fedsift.channels import Channel, Lossless
 from fedsift.checkpoints import StageCheckpoint
 from fedsift.controlled import (
@@ -47,7 +48,7 @@ from fedsift.problems import Problem, supervised
 from fedsift.selection import ensemble_support
 from fedsift.sparsity import Schedule, kept_count
 from fedsift.stability import Assumption, most_chosen
-from fedsift.training import Callback, EarlyStop, Training, check_pair, train
+from fedsift.training import EarlyStop, Training, check_pair, train
 from fedsift.trees import Tree
 
 # Of the columns, features and decoys, that a seed keeps where it is not said and decoys are used.
@@ -418,24 +419,21 @@ def problem_of(recipe: Mapping[str, Any]) -> Problem:
     return _linear_problem(*recipe["linear"])
 
 
-Progress = Callable[[str, int, dict[str, Any]], None]
-
-
 def fit_case(
     case: Case,
     settings: Settings,
     standardiser: Standardiser,
     *,
-    progress: Progress | None = None,
+    callback: Callback | None = None,
     checkpoint: StageCheckpoint | None = None,
     repeats: int = 1,
     joins: Path | None = None,
 ) -> Fit:
     """Search with all seeds, pick by ensemble, refit with a ridge, score the test rows.
 
-    ``repeats``: how many such cases there are, to decide whether compiling pays. ``joins``: folder
-    for the search's states before sites joined late, which rows that were standardised by all of
-    them do not have.
+    ``callback``: called with each round's record, which begins with its ``stage``. ``repeats``: how
+    many such cases there are, to decide whether compiling pays. ``joins``: folder for the search's
+    states before sites joined late, which rows that were standardised by all of them do not have.
     """
     method = find_method(settings.method)
     settings = effective(settings)
@@ -457,7 +455,7 @@ def fit_case(
             {leaf: value[0] for leaf, value in first.params.items() if leaf != "weight"}
         )
     sought = problem if made is None else linear_problem(searched, settings.gate)
-    kept, tell = settings.kept(sought.gates.size), _tell(progress, "search")
+    kept, tell = settings.kept(sought.gates.size), _of_stage(callback, "search")
     search = _search(sought, searched, settings, method, kept, tell, checkpoint, repeats, joins)
     params, choice = _chosen(search.params, settings, rows.features)
     magnitudes = torch.func.vmap(problem.gates.magnitude)(params)
@@ -474,7 +472,14 @@ def fit_case(
         start = trees.map_tensors(lambda a, b: torch.cat([a, b]), params, means)
         supports = torch.cat([masks, support])
     final, tuned = _refit(
-        rows, settings, start, supports, method, _tell(progress, "refit"), checkpoint, search.spent
+        rows,
+        settings,
+        start,
+        supports,
+        method,
+        _of_stage(callback, "refit"),
+        checkpoint,
+        search.spent,
     )
     if private is not None:
         final = trees.map_tensors(lambda a, b: torch.cat([a, b]), params, final)
@@ -740,8 +745,8 @@ def sites_a_round(settings: Settings) -> float | int:
     return settings.participation if settings.participation <= 1 else int(settings.participation)
 
 
-def _tell(progress: Progress | None, stage: str) -> Callback | None:
-    return None if progress is None else lambda record: progress(stage, record["round"], record)
+def _of_stage(callback: Callback | None, stage: str) -> Callback | None:
+    return None if callback is None else adding(callback, stage=stage)
 
 
 def _dense_bytes(run: Training) -> int:

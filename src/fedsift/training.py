@@ -16,6 +16,7 @@ from torch.func import vmap
 from fedsift import accounting, aggregation, channels, noise, trees
 from fedsift.aggregation import Aggregator, name_of
 from fedsift.algorithms.base import Algorithm
+from fedsift.callbacks import Callback, CallbackError
 from fedsift.channels import Channel
 from fedsift.checkpoints import StageCheckpoint, Watched, resume_training, save_training
 from fedsift.data import FederatedData, RemoteData
@@ -40,7 +41,6 @@ from fedsift.trees import Tree
 
 log = logging.getLogger(__name__)
 
-Callback = Callable[[dict[str, Any]], None]
 Watch = Callable[["Training"], bool]
 
 
@@ -396,11 +396,11 @@ class _Loop:
         self.run.retained = state
 
     def proceed(self, engine: Engine) -> None:
-        """Run to the end; an interrupt keeps the last healthy state, to go on from."""
+        """Run to the end; a stop keeps the last healthy state, to go on from."""
         try:
             while self.run.round < self.rounds and not self._over():
                 self._round(engine)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, CallbackError):
             if self.checkpoint is not None and not self._passing:
                 reset(self.run, self.retained)
                 save_training(self.checkpoint.path, self.run)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from fedsift._version import __version__
+from fedsift.callbacks import Callback, CallbackError, adding, calling
 from fedsift.checkpoints import AFRESH, DamagedError, StageCheckpoint
 from fedsift.data import FederatedData, RemoteData, Standardiser, split
 from fedsift.findings import candidates, feature_table, method_figures, only_scores, same_data
@@ -36,7 +37,7 @@ from fedsift.run_folder import (
 from fedsift.runs import Run, load_run, write_run
 from fedsift.sealed import fingerprint
 from fedsift.selection import agreement
-from fedsift.studies import Case, Fit, Progress, Settings, effective, fit_case, planned_privacy
+from fedsift.studies import Case, Fit, Settings, effective, fit_case, planned_privacy
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +68,7 @@ class Study:
     cases: tuple[Case, ...]
     settings: Settings
     path: Path | None = None
-    progress: Progress | None = None
+    callback: Callback | None = None
     joins: Path | None = None
 
     def fits(self, method: str, cases: Sequence[Case]) -> list[Fit]:
@@ -77,9 +78,9 @@ class Study:
     def _fit(self, method: str, case: Case) -> Fit:
         settings = self.settings.model_copy(update={"method": method})
         standardiser = Standardiser.fit(case.train, settings.standardise)
-        tell = self._tell(method, case)
+        tell = self.callback and adding(self.callback, method=method, case=case.name)
         if self.path is None or settings.privacy is not None:
-            return fit_case(case, settings, standardiser, progress=tell, repeats=len(self.cases))
+            return fit_case(case, settings, standardiser, callback=tell, repeats=len(self.cases))
         stem = self.path / CHECKPOINTS / f"{method}-{case.name.replace(' ', '-')}"
         done = stem.with_name(f"{stem.name}-done.safetensors")
         request = _request(case, settings, len(self.cases))
@@ -92,24 +93,13 @@ class Study:
             case,
             settings,
             standardiser,
-            progress=tell,
+            callback=tell,
             checkpoint=StageCheckpoint(stem, fingerprint=request),
             repeats=len(self.cases),
             joins=self.joins if case is self.cases[-1] else None,
         )
         write_fit(done, fit, request)
         return fit
-
-    def _tell(self, method: str, case: Case) -> Progress | None:
-        """Return what passes progress on under the name of method, case and stage."""
-        progress = self.progress
-        if progress is None:
-            return None
-
-        def tell(stage: str, round_number: int, record: dict[str, Any]) -> None:
-            progress(f"{method} · {case.name} · {stage}", round_number, record)
-
-        return tell
 
 
 def _request(case: Case, settings: Settings, n_cases: int) -> str:
@@ -138,7 +128,7 @@ def run_fit(
     *,
     source: dict[str, Any] | None = None,
     path: Path | None = None,
-    progress: Progress | None = None,
+    callbacks: Sequence[Callback] = (),
     beside: Sequence[str] = BESIDE,
 ) -> Run:
     """Fit the method on every case, and the methods beside it where there are test rows.
@@ -148,6 +138,7 @@ def run_fit(
     Raises:
         RunError: the folder was started with other data or settings.
         CheckpointError: a finished part is damaged, or of another request.
+        CallbackError: a callback failed.
         ValueError: the method is ``local``, which gives no one model to report.
     """
     if find_method(settings.method).rows == "alone":
@@ -164,7 +155,8 @@ def run_fit(
     facts = _start(path, cases, settings, source, "fit", more)
     if path is not None and facts["status"] == "done":
         return load_run(path)
-    study = Study(cases, settings, path, progress, path and path / JOINS)
+    tell = calling(callbacks)
+    study = Study(cases, settings, path, tell, path and path / JOINS)
     tested = tuple(c for c in cases if c.test is not None)
     scored = tested and not settings.controlled
     others = [name for name in beside if name != settings.method and scored]
@@ -173,7 +165,7 @@ def run_fit(
         figures, held, held_fits = _sites_held_out(study, cases, fits)
         results |= figures
         few = settings.model_copy(update={"seeds": min(settings.seeds, BESIDE_SEEDS)})
-        aside = Study(cases, few, path, progress)
+        aside = Study(cases, few, path, tell)
         results["beside"] = {
             name: {"seeds": few.seeds} | only_scores(method_results(aside, name, tested)[0])
             for name in others
@@ -252,7 +244,7 @@ def run_compare(
     *,
     source: dict[str, Any] | None = None,
     path: Path | None = None,
-    progress: Progress | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> dict[str, Any]:
     """Fit several methods on the same cases; return the content of ``run.json``.
 
@@ -261,6 +253,7 @@ def run_compare(
     Raises:
         RunError: the folder was started with other data or settings.
         CheckpointError: a finished part is damaged, or of another request.
+        CallbackError: a callback failed.
     """
     if settings.validation != "splits":
         msg = f"validation {settings.validation!r} is of one method; use it with fit"
@@ -269,7 +262,7 @@ def run_compare(
     facts = _start(path, cases, settings, source, "compare", {"methods": list(methods)})
     if facts["status"] == "done":
         return facts
-    study = Study(cases, settings, path, progress)
+    study = Study(cases, settings, path, calling(callbacks))
     by_method = {}
     with _status_on_failure(path, facts):
         for name in methods:
@@ -403,7 +396,8 @@ def _status_on_failure(path: Path | None, facts: dict[str, Any]) -> Iterator[Non
     try:
         yield
     except BaseException as error:
-        facts["status"] = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
+        stopped = isinstance(error, KeyboardInterrupt | CallbackError)
+        facts["status"] = "stopped" if stopped else "failed"
         if path is not None:
             write_facts(path, facts)
         raise

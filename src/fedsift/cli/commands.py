@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,7 +16,7 @@ from fedsift.cli.failures import DONE, NOT_MET, StoppedError, UsageError
 from fedsift.cli.forget import forget, requests, verify
 from fedsift.cli.inspect import inspect
 from fedsift.cli.interrupts import stopping_in_order
-from fedsift.cli.options import METHOD, Request, takes_request
+from fedsift.cli.options import METHOD, OUTPUT, Request, takes_request
 from fedsift.cli.reproduce import reproduce
 from fedsift.cli.rerun import rerun
 from fedsift.cli.solve import solve
@@ -25,6 +26,7 @@ from fedsift.visible import visible
 if TYPE_CHECKING:
     from fedsift.sources import Source
     from fedsift.studies import Case, Settings
+    from fedsift.trackers import Tracker
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich")
 
@@ -33,6 +35,16 @@ RunFolder = Annotated[
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no notes.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+Track = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--track",
+        help="Where figures go round by round: csv[:FILE], tensorboard[:DIR], mlflow[:EXPERIMENT].",
+        metavar="KIND",
+        rich_help_panel=OUTPUT,
+        show_default=False,
+    ),
+]
 COMPARED = "eflops,fediterht,fedavg,central"
 
 
@@ -82,6 +94,7 @@ def fit(
             rich_help_panel=METHOD,
         ),
     ] = "eflops",
+    track: Track = None,
 ) -> None:
     """Find the features that predict a target, and how well they do it.
 
@@ -95,7 +108,7 @@ def fit(
 
     fedsift fit --demo synthetic --samples 400 --features-total 1000 --json
     """
-    _study(request, "fit", [method])
+    _study(request, "fit", [method], track)
 
 
 @app.command()
@@ -108,6 +121,7 @@ def compare(
             "--methods", help="Names with commas between.", metavar="A,B", rich_help_panel=METHOD
         ),
     ] = COMPARED,
+    track: Track = None,
 ) -> None:
     """Run several methods on the same splits of the same data.
 
@@ -122,11 +136,13 @@ def compare(
         raise UsageError(
             "--methods names none; give some with commas between, such as eflops,fedavg"
         )
-    _study(request, "compare", list(dict.fromkeys(names)))
+    _study(request, "compare", list(dict.fromkeys(names)), track)
 
 
 @app.command()
-def resume(run: RunFolder, *, json: Json = False, quiet: Quiet = False) -> None:
+def resume(
+    run: RunFolder, *, track: Track = None, json: Json = False, quiet: Quiet = False
+) -> None:
     """Go on with a run that was stopped, from its last checkpoint.
 
     [bold]Example[/bold]
@@ -160,11 +176,12 @@ def resume(run: RunFolder, *, json: Json = False, quiet: Quiet = False) -> None:
         raise RunError(msg)
     source, settings = Source(**facts["source"]), Settings(**facts["settings"])
     methods = facts.get("methods", [settings.method])
+    trackers = _trackers(track, run, settings)
     with notes(quiet=quiet):
         cases = source.cases(settings)
         with stopping_in_order(), claim(run, resume=True):
             results, text = _run(
-                facts["command"], source, settings, methods, cases, run, quiet=quiet
+                facts["command"], source, settings, methods, cases, run, trackers, quiet=quiet
             )
     _finish(results, text, json=json)
 
@@ -274,7 +291,7 @@ def export(
     print(export_run(load_run(run), to, overwrite=overwrite))
 
 
-def _study(request: Request, command: str, methods: list[str]) -> None:
+def _study(request: Request, command: str, methods: list[str], track: list[str] | None) -> None:
     """Check everything that can be checked, then do the work of fit or compare."""
     from fedsift.cli.output import notes
     from fedsift.cli.targets import known_results, missed, parse
@@ -301,16 +318,18 @@ def _study(request: Request, command: str, methods: list[str]) -> None:
             methods=methods if command == "compare" else (),
         )
         targets = parse(request.require or [], known)
+        _trackers(track, Path(), settings)  # refused before there is a folder
         path = request.out or free_folder(source, command, make=not request.dry_run)
         if request.dry_run:
             _dry_run(request, command, settings, methods, cases, path)
             return
+        trackers = _trackers(track, path, settings)
         with (
             stopping_in_order(),
             claim(path, overwrite=request.overwrite, inputs=source.files),
         ):
             results, text = _run(
-                command, source, settings, methods, cases, path, quiet=request.quiet
+                command, source, settings, methods, cases, path, trackers, quiet=request.quiet
             )
     figures = results["methods"] if command == "compare" else results
     lines = missed(targets, figures)
@@ -323,6 +342,13 @@ def _study(request: Request, command: str, methods: list[str]) -> None:
         raise typer.Exit(NOT_MET)
 
 
+def _trackers(track: list[str] | None, path: Path, settings: Settings) -> list[Tracker]:
+    from fedsift.trackers import make_tracker
+
+    asked = settings.model_dump(exclude_none=True)
+    return [make_tracker(text, path, asked) for text in track or ()]
+
+
 def _run(
     command: str,
     source: Source,
@@ -330,10 +356,12 @@ def _run(
     methods: list[str],
     cases: tuple[Case, ...],
     path: Path,
+    trackers: Sequence[Tracker],
     *,
     quiet: bool,
 ) -> tuple[dict[str, Any], Callable[[], None]]:
     """Do the work; return the results and what prints them for people."""
+    from fedsift.callbacks import Callback, CallbackError
     from fedsift.cli.forecast import work
     from fedsift.cli.output import bar, plan, show
     from fedsift.reporting import compare_report, fit_report, write_report
@@ -344,10 +372,13 @@ def _run(
     stages = plan(work(command, methods, cases, settings), settings)
     content: Callable[[], Any]
     try:
-        with bar(stages, quiet=quiet) as progress:
+        with ExitStack() as stack:
+            callbacks: list[Callback] = [stack.enter_context(tracker) for tracker in trackers]
+            shown = stack.enter_context(bar(stages, quiet=quiet))
+            callbacks += [] if shown is None else [shown]
             if command == "compare":
                 facts = run_compare(
-                    cases, settings, methods, source=described, path=path, progress=progress
+                    cases, settings, methods, source=described, path=path, callbacks=callbacks
                 )
                 results, content, last = (
                     facts["results"],
@@ -355,15 +386,17 @@ def _run(
                     f"The run is in {path}.",
                 )
             else:
-                run = run_fit(cases, settings, source=described, path=path, progress=progress)
+                run = run_fit(cases, settings, source=described, path=path, callbacks=callbacks)
                 results, content, last = run.results, lambda: fit_report(run), next_steps(run)
-    except KeyboardInterrupt as error:
+    except (KeyboardInterrupt, CallbackError) as error:
         if not (path / "run.json").exists():
             raise
-        msg = f"stopped; go on with: fedsift resume {path}"
+        way = f"go on with: fedsift resume {path}"
         if settings.privacy is not None:
-            msg = f"stopped; what was told is in {path}; start afresh with --overwrite"
-        raise StoppedError(msg) from error
+            way = f"what was told is in {path}; start afresh with --overwrite"
+        if isinstance(error, CallbackError):
+            raise CallbackError(f"{error}; {way}") from error
+        raise StoppedError(f"stopped; {way}") from error
     write_report(path)
 
     def text() -> None:

@@ -316,7 +316,7 @@ def _followed(loop: Any, request: Request) -> Run:
 
         def tell(told: dict[str, Any]) -> None:
             if shown is not None and "record" in told:
-                shown(told["label"], told["round"], told["record"])
+                shown(told["record"])
 
         finished: Run = run_loopback(loop, tell)
     return finished

@@ -42,6 +42,7 @@ def explain(error: BaseException) -> tuple[int, str]:  # noqa: PLR0911  a line a
         return USAGE, _one_line(f"{text} (see {_command(error)} --help)") if text else ""
     from pydantic import ValidationError
 
+    from fedsift.callbacks import CallbackError
     from fedsift.checkpoints import CheckpointError
     from fedsift.deployment.processes import ProcessError
     from fedsift.recovery import TrainingError
@@ -54,7 +55,7 @@ def explain(error: BaseException) -> tuple[int, str]:  # noqa: PLR0911  a line a
         return USAGE, _one_line(str(error))
     if isinstance(error, ValueError) and _raised_here(error):
         return USAGE, _one_line(as_options(str(error)))
-    if isinstance(error, TrainingError | ProcessError):
+    if isinstance(error, CallbackError | TrainingError | ProcessError):
         return FAILED, _one_line(as_options(str(error)))
     if isinstance(error, OSError) and error.filename is not None:
         return USAGE, _one_line(f"{error.filename}: {error.strerror}")

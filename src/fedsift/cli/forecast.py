@@ -60,7 +60,7 @@ def _timed(case: Case, settings: Settings) -> dict[str, tuple[float, float, floa
         case,
         settings.model_copy(update={"rounds": ROUNDS, "tuning_rounds": ROUNDS}),
         Standardiser.fit(case.train, settings.standardise),
-        progress=lambda stage, _, record: records[stage].append(record),
+        callback=lambda record: records[record["stage"]].append(record),
     )
     timed = {}
     for part, rows in ((part, rows) for part, rows in records.items() if rows):

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
+from fedsift.callbacks import label
 from fedsift.cli.failures import as_options
 from fedsift.visible import visible
 
@@ -45,7 +46,7 @@ def plan(methods: Mapping[str, Sequence[str]], settings: Any) -> list[Stage]:
 
 @dataclass
 class Bar:
-    """Progress over all stages, as the callback of a study."""
+    """Progress over all stages, as the callback of a fit."""
 
     stages: Sequence[Stage]
     progress: Progress
@@ -54,9 +55,10 @@ class Bar:
     last: dict[str, float] = field(default_factory=dict)
     shown: float = 0.0
 
-    def __call__(self, label: str, round_number: int, record: Mapping[str, Any]) -> None:
+    def __call__(self, record: dict[str, Any]) -> None:
         """Show a round that is done."""
-        number = next((i for i, s in enumerate(self.stages) if s.label == label), None)
+        where, round_number = label(record), record["round"]
+        number = next((i for i, s in enumerate(self.stages) if s.label == where), None)
         if number is None:
             return
         stage = self.stages[number]
@@ -72,7 +74,7 @@ class Bar:
         self.progress.update(
             self.task,
             completed=done,
-            description=label,
+            description=where,
             figures=figures,
             left=self.left(number, round_number),
         )

@@ -67,7 +67,7 @@ def rerun(
         with (
             stopping_in_order(),
             claim(path, overwrite=overwrite, inputs=source.files),
-            bar(stages, quiet=quiet) as progress,
+            bar(stages, quiet=quiet) as shown,
         ):
             run_fit(
                 cases,
@@ -75,7 +75,7 @@ def rerun(
                 beside=tuple(earlier.facts["beside"]),
                 source=source.model_dump(mode="json"),
                 path=path,
-                progress=progress,
+                callbacks=[] if shown is None else [shown],
             )
     found = differences(earlier, load_run(path)) | {
         "versions": {

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fedsift.callbacks import PLACE, label
 from fedsift.checkpoints import CheckpointError
 from fedsift.data.errors import DataError
 from fedsift.deployment.plan import Plan
@@ -56,21 +57,19 @@ class Diary:
         told = {"run": self.run, "state": state, "pid": os.getpid(), **facts}
         write_atomic(self.path, json.dumps(told).encode())
 
-    def progress(self, label: str, round_number: int, record: Mapping[str, Any]) -> None:
+    def note(self, record: dict[str, Any]) -> None:
         """Note a round; concurrent cases share it."""
-        if label.split(" · ")[1] != "all rows":
+        if record["case"] != "all rows":
             return
+        where, number = label(record), record["round"]
         self.rounds += 1
         self.seconds += float(record["seconds"])
-        kept = {
-            k: record[k]
-            for k in ("seconds", "loss", "density", "multiplier", "remarks")
-            if k in record
-        }
-        log.info("%s, round %d: %s", label, round_number, kept)
+        named = (*PLACE, "round", "seconds", "loss", "density", "multiplier", "remarks")
+        kept = {k: record[k] for k in named if k in record}
+        log.info("%s, round %d: %s", where, number, kept)
         for site, why in record.get("remarks", {}).items():
-            log.warning("%s, round %d: site %r: %s", label, round_number, site, why)
-        self.write("running", label=label, round=round_number, record=kept)
+            log.warning("%s, round %d: site %r: %s", where, number, site, why)
+        self.write("running", label=where, round=number, record=kept)
 
 
 def serve(grid: Any, config: Mapping[str, Any]) -> None:
@@ -108,7 +107,7 @@ def _fit(grid: Any, plan: Plan, out: Path, diary: Diary) -> None:
     check_request(plan.settings, [plan.settings.method], data)
     diary.write("running", label="counting rows", round=0)
     cases = split_cases(data, plan.settings)
-    run = run_fit(cases, plan.settings, path=out, progress=diary.progress, beside=())
+    run = run_fit(cases, plan.settings, path=out, callbacks=[diary.note], beside=())
     assert isinstance(data.link, GridLink)  # noqa: S101  what connect made
     run.facts["deployment"] = costs(data.link, diary)
     write_facts(out, run.facts)

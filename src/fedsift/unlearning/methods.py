@@ -13,6 +13,7 @@ from fedsift import trees
 from fedsift.algorithms import FUMEGS, FedAvg, LocalTraining
 from fedsift.algorithms.budget import STOP_REASONS
 from fedsift.algorithms.erasers import FedEraser, ProjectedAscent, draw_start
+from fedsift.callbacks import Callback
 from fedsift.checkpoints import StageCheckpoint
 from fedsift.data import FederatedData, of_role
 from fedsift.data.errors import nearest
@@ -21,7 +22,7 @@ from fedsift.evaluation import typical_margin
 from fedsift.forgetting import TEMPERED, ForgetLoss, forgetting, temperature_for
 from fedsift.outcomes import Outcome
 from fedsift.problems import Problem
-from fedsift.training import Callback, Training, train
+from fedsift.training import Training, train
 from fedsift.trees import Tree
 
 Guarantee = Literal["exact", "exact given preprocessing", "empirical"]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from benchmarks import _floors as floors
-from benchmarks import rounds, seeds
+from benchmarks import rounds, seeds, startup
 from benchmarks._common import Target, interleaved
 from benchmarks._jobs import SteppedRun, regression_sites
 from benchmarks._numpy_step import eflops_step
@@ -79,6 +79,15 @@ def test_seeds_gives_ratios():
     figures = seeds.measure_seeds(8, 2, repeats=1, compiled=False)
     assert figures["ratio_to_separate_runs"] > 0
     assert figures["ratio_to_elementwise_floor"] > 0
+
+
+def test_the_help_starts_about_as_fast_as_what_it_shows_it_with():
+    """The two imports that need torch are left to the benchmark: they are given as equal here."""
+    shown = {name: startup.COMMANDS[name] for name in ("help", "typer_rich")}
+    seconds = startup.processor_seconds(shown, repeats=1)
+    figures = startup.ratios({**seconds, "import": 1.0, "use": 1.0, "torch": 1.0})
+    assert figures["help_ratio"] <= startup.HELP
+    assert figures["import_ratio"] == 1.0
 
 
 def test_a_stepped_run_raises_what_training_raises():

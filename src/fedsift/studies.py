@@ -448,7 +448,7 @@ def fit_case(
     private = planned_privacy(rows, settings)
     settings = settings.model_copy(update={"privacy": private and private[0]})
     first = _covariates_first(
-        problem, rows, settings, method, _tell(progress, "covariates"), checkpoint
+        problem, rows, settings, method, _of_stage(callback, "covariates"), checkpoint
     )
     if first is not None:
         problem = problem.beginning(

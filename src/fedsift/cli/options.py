@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
@@ -591,6 +592,12 @@ _FOR_SYNTHETIC = ("samples", "features_total", "informative", "data_seeds")
 _FOR_DEMOS = ("demo", "sites", "partition", "alpha", "shift", "data", *_FOR_SYNTHETIC)
 
 
+@cache
+def _hints() -> dict[str, Any]:
+    """Return the types of a request's fields: made once, for that takes its time."""
+    return get_type_hints(Request, include_extras=True)
+
+
 def takes_request(
     command: Callable[..., None], only: Sequence[str] | None = None
 ) -> Callable[..., None]:
@@ -598,7 +605,7 @@ def takes_request(
 
     ``only``: those that the command takes; all by default.
     """
-    hints = get_type_hints(Request, include_extras=True)
+    hints = _hints()
     shared = [
         inspect.Parameter(
             f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=hints[f.name]

@@ -12,8 +12,9 @@ import torch
 from safetensors.torch import load_file
 
 from fedsift import run_folder, runs, workflows
-from fedsift.cli import main
+from fedsift.cli import commands, main
 from fedsift.cli.commands import free_folder
+from fedsift.cli.quick import asked
 from fedsift.sources import Source
 from fedsift.studies import Settings
 
@@ -543,3 +544,17 @@ def test_a_request_that_cannot_work_leaves_the_old_run_alone(tmp_path) -> None:
     command = f"--demo golub --method fedht --messages paper --out {run} --overwrite"
     assert main(["fit", *command.split()]) == 2
     assert (run / "model.safetensors").read_text() == "precious"
+
+
+def test_only_the_command_that_is_asked_for_has_parameters(monkeypatch):
+    from typer.main import get_command
+
+    whole = get_command(commands.app).commands  # type: ignore[attr-defined]
+    some = get_command(asked(commands.app, ["predict", "run"])).commands  # type: ignore[attr-defined]
+    assert list(some) == list(whole)
+    for name, command in some.items():
+        assert command.help == whole[name].help
+        shown = [p.name for p in command.params]
+        assert shown == ([p.name for p in whole[name].params] if name == "predict" else [])
+    monkeypatch.setenv("_FEDSIFT_COMPLETE", "complete_bash")
+    assert asked(commands.app, []) is commands.app

@@ -21,12 +21,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with stopping_at_once():
             return main(sys.argv[1:])
     from fedsift.cli.commands import app
+    from fedsift.cli.quick import asked
 
-    given, debug = list(arguments), "--debug" in arguments
+    given, debug = [a for a in arguments if a != "--debug"], "--debug" in arguments
     try:
-        code = app(
-            args=[a for a in given if a != "--debug"], prog_name="fedsift", standalone_mode=False
-        )
+        code = asked(app, given)(args=given, prog_name="fedsift", standalone_mode=False)
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  every failure ends in one line
         return report(error, debug=debug)
     if code == INTERRUPTED:  # typer's exit for an interrupt that nothing here caught

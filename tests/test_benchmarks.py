@@ -82,7 +82,7 @@ def test_seeds_gives_ratios():
 
 
 def test_the_help_starts_about_as_fast_as_what_it_shows_it_with():
-    """With torch it would be tens of times; the bound is the benchmark's, doubled for a busy machine.
+    """With torch it would be tens of times; the bound is doubled, for a busy machine.
 
     The two imports that need torch are left to the benchmark: they are given as equal here.
     """

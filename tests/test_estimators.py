@@ -1,6 +1,7 @@
 """The estimators keep scikit-learn's contract, and say the same as `fedsift.fit`."""
 
 import io
+import pickle
 import warnings
 from typing import Any
 
@@ -97,6 +98,86 @@ def test_sites_reach_it_through_pipelines_and_searches():
     assert set(found.history_[0]["sites"]) == {"0", "1", "2"}
     chosen = SelectFromModel(found, prefit=True, threshold=1e-9).get_support()
     assert (chosen == found.support_).all()
+
+
+def test_polars_in_and_out_with_names(cancer):
+    x, y, sites = cancer
+    table = pl.DataFrame({name: x[name].to_numpy() for name in x.columns})
+    model = FederatedSparseClassifier(3, **QUICK).set_output(transform="polars")
+    model.fit(table, pl.Series(list(y)), sites=pl.Series(sites))
+    plain = FederatedSparseClassifier(3, **QUICK).fit(x, y, sites=sites)
+    np.testing.assert_array_equal(model.coef_, plain.coef_)
+    assert model.feature_names_in_.tolist() == list(x.columns)
+    kept = model.transform(table)
+    assert isinstance(kept, pl.DataFrame)
+    assert kept.columns == [n for n, k in zip(x.columns, model.get_support(), strict=True) if k]
+    assert model.inclusion_probability_.shape == (x.shape[1],)
+    again = pickle.loads(pickle.dumps(model))  # noqa: S301  our own
+    assert again.transform(table).equals(kept)
+
+
+def test_sites_reach_it_through_a_selection():
+    """`SelectFromModel` fits it itself, and keeps what has weight."""
+    x, y = load_iris(return_X_y=True)
+    with sklearn.config_context(enable_metadata_routing=True):
+        model = FederatedSparseClassifier(2, **QUICK).set_fit_request(sites=True)
+        chosen = SelectFromModel(model, threshold=1e-9).fit(x, y, sites=["a", "b"] * 75)
+    assert (chosen.get_support() == chosen.estimator_.support_).all()
+    assert set(chosen.estimator_.history_[0]["sites"]) == {"a", "b"}
+    assert chosen.transform(x).shape == (150, 2)
+
+
+def test_a_site_is_forgotten(cancer):
+    """Retraining is the fit without the site; FU-MEGS keeps the features and meets its target."""
+    x, y, sites = cancer
+    gone = np.array(sites) == "clinic 2"
+    model = FederatedSparseClassifier(3, **QUICK).fit(x, y, sites=sites)
+    before = model.coef_.copy()
+    anew = model.forget(x, y, gone, sites, method="retrain")
+    rest = [site for site in sites if site != "clinic 2"]
+    expected = FederatedSparseClassifier(3, **QUICK).fit(x[~gone], y[~gone], sites=rest)
+    np.testing.assert_array_equal(anew.coef_, expected.coef_)
+    assert anew.feature_names_in_.tolist() == list(x.columns)
+    assert anew.forgotten_.guarantee == "exact given preprocessing"
+    target = 0.9
+    changed = model.forget(x, y, gone, sites, target=target)
+    assert changed.forgotten_.guarantee == "empirical"
+    assert (changed.support_ <= model.support_).all()
+    np.testing.assert_array_equal(model.coef_, before)
+    own = (np.array(list(y))[gone, None] == model.classes_).argmax(1)
+    sure = changed.predict_proba(x[gone])[np.arange(gone.sum()), own].mean()
+    assert changed.forgotten_.status != "verified" or sure <= target + 1e-6
+
+
+def test_a_site_is_forgotten_until_it_looks_like_rows_never_seen():
+    """The held-out rows are among those of the site that forgets, and say when to stop."""
+    x, y = load_breast_cancer(return_X_y=True)
+    sites = np.arange(len(x)) % 4
+    unseen = (sites == 2) & (np.arange(len(x)) % 3 == 0)
+    model = FederatedSparseClassifier(3, **QUICK).fit(x[~unseen], y[~unseen], sites[~unseen])
+    gone = (sites == 2) & ~unseen
+    after = model.forget(x, y, gone, sites, held_out=unseen)
+    assert {"before", "after"} == set(after.forgotten_.measures)
+    assert after.score(x, y) > 0.85
+    assert after.forgotten_.params is None
+
+
+@pytest.mark.parametrize(
+    ("marked", "knobs", "said"),
+    [
+        (slice(0), {}, "no row is to be forgotten"),
+        (slice(None), {}, "every row is to be forgotten"),
+        (slice(9), {}, "nothing says when to stop"),
+        (slice(9), {"method": "fumeg"}, "did you mean 'fumegs'"),
+    ],
+)
+def test_what_cannot_be_forgotten_is_said_in_one_line(cancer, marked, knobs, said):
+    x, y, _ = cancer
+    model = FederatedSparseClassifier(3, **QUICK).fit(x, y)
+    gone = np.zeros(len(x), bool)
+    gone[marked] = True
+    with pytest.raises(ValueError, match=said):
+        model.forget(x, y, gone, **knobs)
 
 
 def test_what_cannot_be_is_said_in_one_line():

@@ -6,15 +6,17 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, clone
 from sklearn.feature_selection import SelectorMixin
-from sklearn.utils import check_random_state
+from sklearn.utils import _safe_indexing, check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
@@ -24,6 +26,10 @@ from fedsift.data.standardise import How
 from fedsift.methods import Messages, find_method
 from fedsift.selection import inclusion_probability
 from fedsift.studies import Case, Settings, check_request, fit_case, slopes_of
+from fedsift.trees import Tree
+from fedsift.unlearning.in_memory import forget_in_linear, retrained
+from fedsift.unlearning.report import UnlearningReport
+from fedsift.unlearning.scope import Scope
 
 MOST = 10  # features that are kept where nobody said how many
 
@@ -92,13 +98,8 @@ class FederatedSparse(SelectorMixin, BaseEstimator):
 
     def _fit(self, x: NDArray[Any], y: ArrayLike, sites: ArrayLike | None, outcome: str) -> None:
         """Fit the model to rows whose target is coded."""
-        if sites is not None:
-            sites = column_or_1d(sites)
-        data = FederatedData.from_arrays(x, y, sites=sites, outcome=outcome)
-        self.covariates_ = self._covariate_mask(data.n_features)
-        names = np.asarray(data.features)
-        if self.covariates_.any():
-            data = data.with_covariates(names[self.covariates_].tolist())
+        self.covariates_ = self._covariate_mask(x.shape[1])
+        data = self._data(x, y, None if sites is None else column_or_1d(sites), outcome)
         settings = self._settings(data.n_candidates)
         if find_method(self.method).rows == "alone":
             msg = f"method {self.method!r} fits each site alone; name one that gives one model"
@@ -106,13 +107,37 @@ class FederatedSparse(SelectorMixin, BaseEstimator):
         check_request(settings, [self.method], data)
         self.standardiser_ = Standardiser.fit(data, self.standardise)
         fit = fit_case(Case("all rows", data), settings, self.standardiser_)
-        params = {name: leaf.double() for name, leaf in fit.ensemble().items()}
-        weight, bias = slopes_of(params), params["bias"]
+        self._take(fit.ensemble(), data.outcome)
+        self.inclusion_probability_ = np.ones(x.shape[1])
+        self.inclusion_probability_[~self.covariates_] = inclusion_probability(
+            (fit.weights != 0).any(1)
+        ).numpy()
+        self.history_ = fit.history
+
+    def _data(
+        self,
+        x: NDArray[Any],
+        y: ArrayLike,
+        sites: NDArray[Any] | None,
+        outcome: str,
+        ids: Sequence[object] | None = None,
+    ) -> FederatedData:
+        """Return rows with their sites, the covariates apart."""
+        data = FederatedData.from_arrays(x, y, sites=sites, ids=ids, outcome=outcome)
+        if not self.covariates_.any():
+            return data
+        return data.with_covariates(np.asarray(data.features)[self.covariates_].tolist())
+
+    def _take(self, params: Tree, outcome: str) -> None:
+        """Become the model with these parameters on standardised rows."""
+        self._params = params
+        wide = {name: leaf.double() for name, leaf in params.items()}
+        weight, bias = slopes_of(wide), wide["bias"]
         if self.standardise == "feature":
             scale = self.standardiser_.scale
             weight = torch.where(scale > 0, weight / torch.where(scale > 0, scale, 1.0), 0.0)
             bias = bias - weight @ self.standardiser_.mean
-        if data.outcome == "regression":
+        if outcome == "regression":
             weight = weight * self.standardiser_.target_scale
             bias = bias * self.standardiser_.target_scale + self.standardiser_.target_mean
         # From the order of the fit, covariates last, to that of the columns of X.
@@ -123,11 +148,6 @@ class FederatedSparse(SelectorMixin, BaseEstimator):
         self.coef_ = self._weight[0] if one else self._weight
         self.intercept_ = float(self._bias[0]) if one else self._bias
         self.support_ = (self._weight != 0).any(0) & ~self.covariates_
-        self.inclusion_probability_ = np.ones(len(names))
-        self.inclusion_probability_[~self.covariates_] = inclusion_probability(
-            (fit.weights != 0).any(1)
-        ).numpy()
-        self.history_ = fit.history
 
     def _covariate_mask(self, width: int) -> NDArray[np.bool_]:
         """Return which columns of X are covariates."""
@@ -213,7 +233,8 @@ class FederatedSparseRegressor(RegressorMixin, FederatedSparse):
 class FederatedSparseClassifier(ClassifierMixin, FederatedSparse):
     """A logistic (softmax for more than two classes) model on few features, fitted where rows are.
 
-    Besides what both estimators have: ``classes_``, the K classes in order.
+    Besides what both estimators have: ``classes_``, the K classes in order, and after `forget`
+    ``forgotten_``, its report.
 
     Example:
         >>> from fedsift.estimators import FederatedSparseClassifier
@@ -223,6 +244,8 @@ class FederatedSparseClassifier(ClassifierMixin, FederatedSparse):
         >>> bool(model.fit(x, y, sites=[row % 4 for row in range(len(x))]).score(x, y) > 0.9)
         True
     """
+
+    forgotten_: UnlearningReport
 
     def fit(self, X: ArrayLike, y: ArrayLike, sites: ArrayLike | None = None) -> Self:
         """Fit the model to rows X [n, d] with classes y [n], at ``sites`` [n].
@@ -238,6 +261,81 @@ class FederatedSparseClassifier(ClassifierMixin, FederatedSparse):
             raise ValueError(msg)
         self._fit(x, codes, sites, "binary" if len(self.classes_) == 2 else "multiclass")
         return self
+
+    def forget(
+        self,
+        X: ArrayLike,
+        y: ArrayLike,
+        forget: ArrayLike,
+        sites: ArrayLike | None = None,
+        *,
+        held_out: ArrayLike | None = None,
+        method: str = "fumegs",
+        **options: Any,
+    ) -> Self:
+        """Return a fitted model without the influence of rows; this one stays as it is.
+
+        It is a method, for an estimator that wrapped a fitted one would lose it: scikit-learn's
+        ``fit`` begins from nothing, and a search clones what it is given, without what was fitted.
+
+        Example:
+            >>> import numpy as np
+            >>> from fedsift.estimators import FederatedSparseClassifier
+            >>> from sklearn.datasets import load_breast_cancer
+            >>> x, y = load_breast_cancer(return_X_y=True)
+            >>> sites = np.arange(len(x)) % 4
+            >>> model = FederatedSparseClassifier(3, n_seeds=2, rounds=20).fit(x, y, sites)
+            >>> model.forget(x, y, sites == 2, sites, method="retrain").forgotten_.guarantee
+            'exact given preprocessing'
+
+        Args:
+            X: the rows it was fitted to, [n, d], and rows held out.
+            y: their classes, [n].
+            forget: [n] bool, the rows to forget; for a site, all of its rows.
+            sites: where each row is, [n].
+            held_out: [n] bool, rows at the sites that forget which the model has not seen; they
+                say when to stop, unless ``target`` does.
+            method: ``retrain`` fits anew without the rows; the others in
+                `fedsift.unlearning.methods.FORGETTERS` keep the features and change the weights.
+            options: of the method, such as ``target``.
+
+        Returns:
+            The model; its ``forgotten_`` is the `UnlearningReport`, without parameters.
+
+        Raises:
+            ValueError: no or every row is to go, y has other classes, or nothing says when to stop.
+        """
+        check_is_fitted(self)
+        x, target = validate_data(self, X, y, dtype=np.float64, reset=False)
+        places = None if sites is None else column_or_1d(sites)
+        goes = np.asarray(forget, dtype=bool)
+        unseen = np.zeros(len(x), bool) if held_out is None else np.asarray(held_out, dtype=bool)
+        scope = Scope(rows=tuple(str(row) for row in goes.nonzero()[0]))
+        stays = (~(goes | unseen)).nonzero()[0]
+        if not scope or not len(stays):
+            what = "every row is" if scope else "no row is"
+            raise ValueError(f"{what} to be forgotten; mark some in forget, and leave some to keep")
+        if (found := sorted(set(target.tolist()))) != self.classes_.tolist():
+            msg = (
+                f"y has the classes {found}, the model {self.classes_.tolist()}; give its own rows"
+            )
+            raise ValueError(msg)
+        if method == "retrain":
+            kept = None if places is None else places[stays]
+            after: Self = clone(self).fit(_safe_indexing(X, stays), target[stays], kept)
+            after.forgotten_ = retrained(scope)
+            return after
+        after = copy.deepcopy(self)
+        outcome = "binary" if len(self.classes_) == 2 else "multiclass"
+        codes = np.searchsorted(self.classes_, target)
+        data = self._data(x, codes, places, outcome, ids=range(len(x)))
+        held = torch.tensor([bool(unseen[int(row)]) for row in data.rows])
+        rows = self.standardiser_.apply(data)
+        report = forget_in_linear(self._params, rows, scope, held, method, **options)
+        assert report.params is not None  # noqa: S101  something was named to forget
+        after._take(report.params, data.outcome)  # noqa: SLF001  a copy of this one
+        after.forgotten_ = replace(report, params=None)
+        return after
 
     def decision_function(self, X: ArrayLike) -> NDArray[np.float64]:
         """Return the score of the second class, [n], or with more classes of each, [n, K]."""

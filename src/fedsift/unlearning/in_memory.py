@@ -9,13 +9,15 @@ import torch
 from torch import Tensor
 
 from fedsift import trees
-from fedsift.algorithms import LocalTraining
+from fedsift.algorithms import FedAvg, LocalTraining
 from fedsift.data import FederatedData
 from fedsift.data.federated import RETAIN
 from fedsift.outcomes import make_outcome
 from fedsift.private_fits import refuse
 from fedsift.sealed import fingerprint
+from fedsift.studies import linear_problem
 from fedsift.training import Training
+from fedsift.trees import Tree
 from fedsift.unlearning.audit import STATEMENTS
 from fedsift.unlearning.figures import measure, parts_of
 from fedsift.unlearning.methods import GENTLE, Task, find_forgetter, unlearn
@@ -68,16 +70,25 @@ def forget_in_training(
     Raises:
         ValueError: nothing is named or known, or nothing says when to stop.
     """
-    forgetter = find_forgetter(method)
+    find_forgetter(method)
     refuse(trained.job.privacy, "forgotten from")
     if not scope:
         raise ValueError("nothing is named to forget; name sites, rows or classes")
     unknown = scope.unknown(data or trained.job.data)
     if unknown:
         raise ValueError(unknown[0])
-    task = task_of(trained, scope, data, held_out)
+    return forget_in_task(task_of(trained, scope, data, held_out), scope, method, **options)
+
+
+def forget_in_task(task: Task, scope: Scope, method: str, **options: Any) -> UnlearningReport:
+    """Run a method on a task, and measure it; ``scope`` is what the roles of its rows come from.
+
+    Raises:
+        ValueError: there is no such method, or nothing says when to stop.
+    """
+    forgetter = find_forgetter(method)
     if method == "fumegs" and not {"target", "neutral", "level"} & set(options):
-        if held_out is None:
+        if task.held_out() is None:
             msg = (
                 "nothing says when to stop; give held_out, a mask of rows at the sites that forget "
                 "which the model has not seen, or target, the largest mean probability that the "
@@ -107,6 +118,51 @@ def forget_in_training(
         bytes_total=result.bytes_total,
         seconds=result.seconds,
         params=result.params,
+    )
+
+
+def forget_in_linear(
+    params: Tree, rows: FederatedData, scope: Scope, held_out: Tensor, method: str, **options: Any
+) -> UnlearningReport:
+    """Forget rows in a linear model: the features it uses stay, their weights change.
+
+    Args:
+        params: ``weight`` [K, d], 0 for features that are not used, and ``bias`` [K].
+        rows: standardised rows [N, d] of the sites.
+        scope: what to forget.
+        held_out: [N] bool, rows that are only looked at.
+        method: a name in `FORGETTERS`.
+        options: of the method.
+
+    Raises:
+        ValueError: there is no such method, or nothing says when to stop.
+    """
+    weight = params["weight"]
+    columns = (weight != 0).any(0).nonzero().squeeze(1)
+    used = rows.select_features(columns)
+    task = Task(
+        linear_problem(used),
+        make_outcome(used.outcome, len(used.classes)),
+        scope.roles(used, held_out),
+        params | {"weight": weight[:, columns]},
+        FedAvg(learning_rate=0.1, local_steps=5),
+    )
+    report = forget_in_task(task, scope, method, **options)
+    assert report.params is not None  # noqa: S101  something was named to forget
+    after = torch.zeros_like(weight)
+    after[:, columns] = report.params["weight"]
+    return replace(report, params=report.params | {"weight": after})
+
+
+def retrained(scope: Scope) -> UnlearningReport:
+    """Return the report of a model that was fitted anew without the rows of a scope."""
+    return UnlearningReport(
+        request_id=scope.hashed("")[:16],
+        status="verified",
+        stop_reason="retrained",
+        method="retrain",
+        guarantee="exact given preprocessing",
+        statement=STATEMENTS["exact given preprocessing"],
     )
 
 

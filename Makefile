@@ -20,6 +20,7 @@ EXPERIMENTS ?= synthetic golub mnist vi unlearning
 
 BIN     := $(VENV)/bin
 STAMP   := $(VENV)/.installed
+DOCS    := $(VENV)/.docs
 SOURCES := $(wildcard src tests benchmarks experiments scripts)
 
 # Benchmarks that need a peer, those that compare with one where it is there, and all others.
@@ -30,7 +31,7 @@ SPEED        := $(addprefix benchmarks/,local_step.py rounds.py seeds.py flower.
 PEERS_STAMP  := $(PEERS)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format check acceptance reproduce audit bench bench-peers bench-docs hooks clean distclean
+.PHONY: help setup demo test lint format check acceptance reproduce audit bench bench-peers bench-docs docs notebooks hooks clean distclean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -94,6 +95,17 @@ bench-docs: $(PEERS_STAMP) ## Run the benchmarks of docs/speed.md and write it
 	    $(PEERS)/bin/python "$$bench" $(BENCH_ARGS) > build/bench/$$(basename "$$bench" .py).json; done
 	$(PEERS)/bin/python scripts/speed_page.py build/bench/*.json
 
+$(DOCS): $(STAMP)
+	$(BIN)/python -m pip install --quiet --no-input --disable-pip-version-check \
+	    $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -c constraints.txt -e '.[docs]'
+	@touch $@
+
+docs: $(DOCS) ## Build the documentation into build/site; a warning is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+
+notebooks: $(DOCS) ## Run the notebooks of docs/notebooks and keep their outputs
+	$(BIN)/python scripts/run_notebooks.py
+
 audit: $(STAMP) ## Look for known vulnerabilities in the pinned versions (asks the package index)
 	$(BIN)/python -m pip install --quiet --no-input --disable-pip-version-check pip-audit
 	$(BIN)/pip-audit --requirement constraints.txt --no-deps --disable-pip
@@ -102,7 +114,7 @@ hooks: $(STAMP) ## Install the git hooks
 	$(BIN)/pre-commit install
 
 clean: ## Remove caches and build output
-	rm -rf build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf build dist .cache .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean ## Remove the environments too

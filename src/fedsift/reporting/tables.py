@@ -28,7 +28,9 @@ MEASURES = {"test_accuracy": "accuracy", "test_r2": "R²"}
 
 def to_text(content: RenderableType, width: int = WIDTH) -> str:
     """Return content as plain text."""
-    console = Console(file=io.StringIO(), width=width, no_color=True, highlight=False)
+    console = Console(
+        file=io.StringIO(), width=width, no_color=True, highlight=False, force_jupyter=False
+    )  # a notebook would show it, too
     console.print(content)
     text = console.file.getvalue()  # type: ignore[attr-defined]
     return "\n".join(line.rstrip() for line in text.splitlines()) + "\n"

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from fedsift.data import FederatedData, Standardiser
+from fedsift.data.standardise import per_unit
 from fedsift.selection import (
     Interval,
     inclusion_probability,
@@ -208,8 +209,7 @@ def effects(params: Tree, standardiser: Standardiser, classes: Sequence[str]) ->
     if not standardiser.covariates:
         return []
     scale = standardiser.scale[standardiser.n_candidates :]
-    slopes = torch.where(scale > 0, params["covariate"] / torch.where(scale > 0, scale, 1.0), 0.0)
-    slopes = slopes * standardiser.target_scale
+    slopes = per_unit(params["covariate"], scale) * standardiser.target_scale
     places = [
         (one.name, level, one.levels[0] if level else None)
         for one in standardiser.covariates

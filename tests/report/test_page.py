@@ -135,6 +135,7 @@ def test_the_command_gives_the_settings_again() -> None:
         seeds=3,
         min_cell=4,
         weights="uniform",
+        validation="leave-one-site-out",
         knobs={"entropy": 0.02},
     )
     facts = {

@@ -69,7 +69,7 @@ def linear(
 
     def pullback(params: Tree, x: Tensor, cotangent: Tensor) -> Tree:  # noqa: ARG001
         cotangent = cotangent.to(dtype)
-        return {"weight": cotangent.T @ x.to(dtype), "bias": cotangent.sum(0)}
+        return {"weight": _rows_of(cotangent) @ x.to(dtype), "bias": cotangent.sum(0)}
 
     def apply_apart(params: Tree, x: Tensor, key: Tensor | None) -> Tensor:  # noqa: ARG001
         return (x.to(dtype) * params["weight"]).sum(-1, keepdim=True) + params["bias"]
@@ -108,7 +108,7 @@ def with_covariates(model: Model, count: int, n_outputs: int = 1) -> Model:
     def pullback(params: Tree, x: Tensor, cotangent: Tensor) -> Tree:
         assert model.pullback is not None  # noqa: S101  used only where the model has one
         dtype = params["covariate"].dtype
-        slopes = cotangent.to(dtype).T @ x[..., -count:].to(dtype)
+        slopes = _rows_of(cotangent.to(dtype)) @ x[..., -count:].to(dtype)
         return {
             **model.pullback(own(params), x[..., :-count], cotangent),
             "covariate": slopes,
@@ -122,6 +122,11 @@ def with_covariates(model: Model, count: int, n_outputs: int = 1) -> Model:
         model.draws,
         None if model.apart is None else with_covariates(model.apart, count, n_outputs),
     )
+
+
+def _rows_of(columns: Tensor) -> Tensor:
+    """Return the transpose, laid out so that lanes which share rows need no copy of them."""
+    return columns.T.clone(memory_format=torch.contiguous_format)
 
 
 class KeyedDropout(nn.Module):

@@ -12,7 +12,7 @@ from torch.func import vmap
 
 from fedsift import trees
 from fedsift.engines.base import Carried, Job, begin, state_template, work
-from fedsift.engines.vectorized import SITE_BY_SITE, Vectorized
+from fedsift.engines.vectorized import Vectorized
 from fedsift.problems import Batch
 
 LARGE = 1 << 20  # numbers of all lanes from which parts may be faster
@@ -82,17 +82,16 @@ def make_plan(
 def compile_pays(job: Job, participants: Tensor, rounds: int) -> bool:
     """Estimate whether fusing an exchange saves more than its compile costs.
 
-    Fused, a round saves about 1.5 ms, .6 ms for every step of a call (some hundred small operations
+    Fused, a round saves about 1.5 ms, .6 ms for every step (some hundred small operations
     under `vmap`) and 20 ns for every number of every lane in a step. A compile takes about 10 s to
     begin, 20 s for two steps of a linear model, more with more steps and leaves, and again for
     every size of a site's block; a tenth of that where an earlier process left it on disk.
     """
     numbers, leaves = _size(job)
-    calls = int(participants.any(0).sum()) if _site_by_site(participants, numbers) else 1
     steps = getattr(job.algorithm, "local_steps", 1)
     shapes = len(job.block_rows.unique())
     lanes = int(participants.sum())
-    saved = rounds * (1.5e-3 + steps * (0.6e-3 * calls + 2e-8 * lanes * numbers))
+    saved = rounds * (1.5e-3 + steps * (0.6e-3 + 2e-8 * lanes * numbers))
     return saved > 10.0 + shapes * (10.0 + 5.0 * steps) * max(1.0, leaves / 4)
 
 
@@ -107,7 +106,7 @@ def best_chunk(job: Job, participants: Tensor, rounds: int) -> int | None:
     """
     numbers, _ = _size(job)
     sites = int(participants.any(0).sum())
-    if _site_by_site(participants, numbers) or sites * numbers < LARGE or rounds < WORTH:
+    if int(participants.sum()) * numbers < LARGE or rounds < WORTH:
         return None
     shape = (type(job.algorithm), numbers, sites, len(job.seeds), int(job.block_rows.max()))
     if shape not in _CHUNKS:
@@ -137,8 +136,3 @@ def _size(job: Job) -> tuple[int, int]:
     """Return how many numbers and leaves a model has."""
     leaves = job.problem.init(job.run_keys[0])
     return sum(leaf.numel() for leaf in leaves.values()), len(leaves)
-
-
-def _site_by_site(participants: Tensor, numbers: int) -> bool:
-    seeds = int(participants.sum(0).max())
-    return seeds > 1 and 2 * seeds * numbers >= SITE_BY_SITE

@@ -21,8 +21,6 @@ from fedsift.engines.base import Carried, Engine, Job, Report
 from fedsift.engines.grid import Grid, lay_out
 from fedsift.engines.programs import Programs, publishing, serving, working
 
-SITE_BY_SITE = 1 << 14  # numbers of all seeds at a site from which sites are worked on one by one
-
 
 class Chunk(NamedTuple):
     """Rows of a grid that are worked on together.
@@ -109,9 +107,8 @@ class Vectorized(Engine):
         Return (sent, info, size, finite) of every place, leaves [U·Q, ...].
         """
         parts = []
-        numbers = sum(leaf[0].numel() for leaf in trees.leaves(replica))
         number = torch.tensor(round_number)
-        for places, wanted, rows in self._chunks(job, grid, numbers):
+        for places, wanted, rows in self._chunks(job, grid):
             seeds, sites = grid.seeds[places], grid.sites[places]
             lanes = (
                 carried.store.rows(sites).repeat_interleave(seeds.shape[1]),
@@ -147,17 +144,15 @@ class Vectorized(Engine):
             return parts[0]
         return trees.map_tensors(lambda *pieces: torch.cat(pieces), *parts)
 
-    def _chunks(self, job: Job, grid: Grid, numbers: int) -> list[Chunk]:
+    def _chunks(self, job: Job, grid: Grid) -> list[Chunk]:
         """Cut the grid's sites, sorted by size, where the size of their blocks changes.
 
-        Many seeds go site by site: their products are one matrix product, and what they update
-        stays in the processor's cache. Where the work is fused and the sites change from round to
-        round, a chunk is made up to a power of two, so that few shapes are compiled.
+        Each seed may draw a batch of its own. Where the work is fused and the sites change from
+        round to round, a chunk is made up to a power of two, so that few shapes are compiled.
         """
-        blocks, width = job.block_rows[grid.sites].tolist(), grid.seeds.shape[1]
-        per_row = job.data.x[0].numel() * job.data.x.element_size()
-        alone = width > 1 and width * numbers >= SITE_BY_SITE
-        ends = [i for i in range(1, len(blocks)) if alone or blocks[i] != blocks[i - 1]]
+        blocks = job.block_rows[grid.sites].tolist()
+        per_row = job.data.x[0].numel() * job.data.x.element_size() * grid.seeds.shape[1]
+        ends = [i for i in range(1, len(blocks)) if blocks[i] != blocks[i - 1]]
         chunks = []
         for start, end in itertools.pairwise([0, *ends, len(blocks)]):
             fitting = max(1, int(self.memory / (blocks[start] * per_row)))

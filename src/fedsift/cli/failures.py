@@ -85,7 +85,8 @@ def as_options(text: str) -> str:
 
 def flag(name: str) -> str:
     """Return the option of a setting."""
-    return "--" + {"id_column": "id", "validation": "validate"}.get(name, name).replace("_", "-")
+    own = {"id_column": "id", "time_column": "time", "validation": "validate"}
+    return "--" + own.get(name, name).replace("_", "-")
 
 
 def _raised_here(error: BaseException) -> bool:

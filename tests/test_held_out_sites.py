@@ -65,6 +65,13 @@ def test_a_site_unlike_the_others_is_named(odd, named):
     assert ("Unlike the others: d." in to_text(fit_report(run))) == bool(named)
 
 
+def test_the_history_of_the_run_is_that_of_the_reported_fit(tmp_path):
+    """Pictures and page are of the fit on all rows, not of the last site held out."""
+    knobs = KNOBS | {"splits": 0, "out": tmp_path / "run"}
+    run = fedsift.fit(drawn(2.0), validation="leave-one-site-out", **knobs)
+    assert {record["case"] for record in run.history()} == {"all rows"}
+
+
 def test_without_splits_there_are_scores_and_no_names():
     knobs = KNOBS | {"splits": 0, "min_cell": 31}
     run = fedsift.fit(drawn(2.0), validation="leave-one-site-out", **knobs)

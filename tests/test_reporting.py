@@ -159,6 +159,15 @@ def test_importing_fedsift_loads_no_torch():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+def test_a_fit_loads_no_optimiser_before_it_needs_one():
+    """Every message of a deployment starts a process that imports the studies."""
+    import subprocess
+    import sys
+
+    code = "import sys, fedsift.studies; sys.exit('scipy.optimize' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
 def test_sizes_and_times_read_well():
     assert [size(n) for n in (12, 1500, 2_500_000, 3e9)] == ["12 B", "1.5 kB", "2.5 MB", "3.0 GB"]
     assert [duration(s) for s in (3, 100, 8000)] == ["3 s", "2 min", "2.2 h"]

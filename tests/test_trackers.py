@@ -260,6 +260,16 @@ def test_the_command_line_tracks(board, flow, tmp_path, capsys):
     assert not (path / "track.csv").exists()
 
 
+def test_a_table_beside_the_run_is_not_in_the_way(tmp_path, monkeypatch):
+    """By default the figures go into the run's own folder."""
+    monkeypatch.chdir(tmp_path)
+    other = tmp_path / "track.csv"
+    other.write_text("artist,song\n")
+    assert main([*COMMAND, "--track", "csv"]) == 0
+    assert other.read_text() == "artist,song\n"
+    assert len(list(tmp_path.glob("runs/*/track.csv"))) == 1
+
+
 @pytest.mark.parametrize(
     ("asked", "said"),
     [

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedsift import random
 from fedsift.data import DataError, FederatedData, RemoteData
+from fedsift.data.standardise import per_unit
 
 __all__ = ["Decoys", "How", "apply", "check", "join", "learn", "places", "site_moments"]
 
@@ -98,7 +99,7 @@ def site_moments(data: FederatedData, scale: Tensor | None) -> dict[str, Tensor]
         if scale is None:
             own["squares"] = x.square().sum(0)
         else:
-            z = _in_units(x, scale)
+            z = per_unit(x, scale)
             own |= {"products": z.T @ z, "fourth": z.square().sum(1).square().sum()}
         said.append(own)
     return {name: torch.stack([own[name] for own in said]) for name in said[0]}
@@ -189,7 +190,7 @@ def places(seed: int, features: int) -> Tensor:
 def gaussian(x: Tensor, key: Tensor, *, scale: Tensor, mix: Tensor, root: Tensor) -> Tensor:
     """Return Gaussian decoys of one site's rows [n, d], float64; see `learn`."""
     centred = _centred(x)
-    z = _in_units(centred, scale)
+    z = per_unit(centred, scale)
     noise = random.normal(key, tuple(x.shape), torch.float64)
     return (x.double() - centred) + scale * (z - z @ mix + noise @ root.T)
 
@@ -202,10 +203,6 @@ def permuted(x: Tensor, key: Tensor) -> Tensor:
 def _centred(x: Tensor) -> Tensor:
     x = x.double()
     return x - x.mean(0)
-
-
-def _in_units(x: Tensor, scale: Tensor) -> Tensor:
-    return torch.where(scale > 0, x / torch.where(scale > 0, scale, 1.0), 0.0)
 
 
 def _root(matrix: Tensor) -> Tensor:

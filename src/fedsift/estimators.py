@@ -22,7 +22,7 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_dat
 
 from fedsift.data import FederatedData, Standardiser
 from fedsift.data.errors import nearest
-from fedsift.data.standardise import How
+from fedsift.data.standardise import How, per_unit
 from fedsift.methods import Messages, find_method
 from fedsift.selection import inclusion_probability
 from fedsift.studies import Case, Settings, check_request, fit_case, slopes_of
@@ -134,8 +134,7 @@ class FederatedSparse(SelectorMixin, BaseEstimator):
         wide = {name: leaf.double() for name, leaf in params.items()}
         weight, bias = slopes_of(wide), wide["bias"]
         if self.standardise == "feature":
-            scale = self.standardiser_.scale
-            weight = torch.where(scale > 0, weight / torch.where(scale > 0, scale, 1.0), 0.0)
+            weight = per_unit(weight, self.standardiser_.scale)
             bias = bias - weight @ self.standardiser_.mean
         if outcome == "regression":
             weight = weight * self.standardiser_.target_scale

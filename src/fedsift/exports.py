@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from fedsift.data import Standardiser, read_table
 from fedsift.data.coding import has_classes, is_count
 from fedsift.data.errors import nearest
+from fedsift.data.standardise import per_unit
 from fedsift.run_folder import is_own
 from fedsift.runs import Run
 from fedsift.sealed import KEY, write_atomic
@@ -134,8 +135,7 @@ def original_units(run: Run) -> tuple[tuple[str, ...], Tensor, Tensor]:
     """
     full, weight, used = run.standardiser, run.slopes.double(), run.used
     scale, mean = full.scale[used], full.mean[used]
-    safe = torch.where(scale > 0, scale, 1.0)
-    slopes = torch.where(scale > 0, weight[:, used] / safe, 0.0)
+    slopes = per_unit(weight[:, used], scale)
     centre = mean if full.how != "none" else torch.zeros_like(mean)
     intercept = run.params["bias"].double() - slopes @ centre
     names = tuple(name for name, use in zip(full.features, used.tolist(), strict=True) if use)

@@ -11,6 +11,7 @@ import torch
 
 from fedsift.data import FederatedData, Standardiser
 from fedsift.data.coding import is_count
+from fedsift.data.standardise import per_unit
 from fedsift.outcomes import make_outcome
 from fedsift.selection import (
     Interval,
@@ -212,7 +213,7 @@ def effects(
     if not standardiser.covariates:
         return []
     scale = standardiser.scale[standardiser.n_candidates :]
-    slopes = torch.where(scale > 0, params["covariate"] / torch.where(scale > 0, scale, 1.0), 0.0)
+    slopes = per_unit(params["covariate"], scale)
     if not is_count(outcome):  # whose logarithm has no unit
         slopes = slopes * standardiser.target_scale
     places = [

@@ -87,26 +87,36 @@ def _costs(held: Fitted, splits: Fitted, settings: Settings) -> list[dict[str, f
     costs = []
     for case, fit in splits:
         assert case.test is not None  # noqa: S101  a split has test rows
+        told = [
+            name
+            for name, size in zip(case.test.sites, case.test.sizes, strict=True)
+            if size >= max(1, settings.min_cell)
+        ]
         within = Standardiser.fit(case.train, settings.standardise)
+        losses = _losses(fit, within, case.test, told, settings)
         costs.append(
             {
-                name: _loss(*without[name], case.test, name, settings)
-                - _loss(fit, within, case.test, name, settings)
-                for name, size in zip(case.test.sites, case.test.sizes, strict=True)
-                if size >= max(1, settings.min_cell)
+                name: _losses(*without[name], case.test, [name], settings)[name] - losses[name]
+                for name in told
             }
         )
     return costs
 
 
-def _loss(
-    fit: Fit, standardiser: Standardiser, rows: FederatedData, site: str, settings: Settings
-) -> float:
-    """Return the loss of a fit's ensemble on the rows of a site, in squared units of the target."""
-    problem = linear_problem(rows, settings.gate)
-    place = rows.sites.index(site)
-    figures = evaluate(problem, fit.ensembles(), standardiser.apply(rows), [place])
-    return float(figures["loss"][0]) * standardiser.target_scale**2
+def _losses(
+    fit: Fit,
+    standardiser: Standardiser,
+    rows: FederatedData,
+    sites: Sequence[str],
+    settings: Settings,
+) -> dict[str, float]:
+    """Return the loss of a fit's ensemble on the rows of each site, in squared target units."""
+    problem, scaled = linear_problem(rows, settings.gate), standardiser.apply(rows)
+    return {
+        name: float(evaluate(problem, fit.ensembles(), scaled, [rows.sites.index(name)])["loss"][0])
+        * standardiser.target_scale**2
+        for name in sites
+    }
 
 
 def _extra_losses(costs: Sequence[Mapping[str, float]]) -> dict[str, dict[str, float | int]]:

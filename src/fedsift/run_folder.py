@@ -165,6 +165,8 @@ def read_facts(path: Path) -> dict[str, Any]:
         read = next((path / name for name in OTHER_PAGES if (path / name).exists()), None)
         if read is not None:
             msg += f"; it holds what solve or reproduce found: read {read}"
+        elif (path / CHECKPOINTS).is_dir():
+            msg = f"{path} is of fedsift solve; give its command again, and it goes on"
         raise RunError(msg)
     try:
         facts = dict(json.loads(file.read_bytes()))

@@ -135,6 +135,18 @@ class Run:
             name for name, use in zip(self.standardiser.features, used, strict=True) if use
         )
 
+    def history(self) -> list[dict[str, Any]]:
+        """Return the records of the reported fit from the run's folder, none without one.
+
+        Raises:
+            RunError: the file is absent, or was changed.
+        """
+        if self.path is None:
+            return []
+        lines = read_checked(self.path, "history.jsonl", self.facts).decode().splitlines()
+        records = [json.loads(line) for line in lines]
+        return [record for record in records if record["case"] == records[-1]["case"]]
+
     @property
     def effects(self) -> list[Effect]:
         """What each covariate does in the model."""
@@ -179,7 +191,7 @@ class Run:
 
 
 def write_run(run: Run, fits: Sequence[Fit], cases: Sequence[Case]) -> None:
-    """Write the finished run; its checkpoints go last."""
+    """Write the finished run, the reported fit last of ``fits``; its checkpoints go at the end."""
     path = run.path
     if path is None:
         return

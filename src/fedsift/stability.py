@@ -18,7 +18,6 @@ from typing import Final, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import brentq, minimize_scalar
 
 __all__ = ["Assumption", "bound", "most_chosen", "threshold"]
 
@@ -124,6 +123,8 @@ def largest_tail(mean: float, least: int, steps: int, r: float) -> float:
         steps: B.
         r: below 0.
     """
+    from scipy.optimize import minimize_scalar  # takes a moment to import
+
     wanted = mean * steps
     first = math.ceil(2 * wanted) + 1
     if least < first or first > steps:
@@ -153,6 +154,8 @@ def largest_tail(mean: float, least: int, steps: int, r: float) -> float:
 
 def _root(rising: Callable[[float, int], float], last: int) -> float:
     """Return the a, of those that count, where a rising function is 0."""
+    from scipy.optimize import brentq  # takes a moment to import
+
     low, high = _A_RANGE
     if rising(high, last) <= 0:
         return high

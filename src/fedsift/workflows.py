@@ -205,7 +205,7 @@ def run_fit(
     if run.effects:
         facts["results"]["covariates"] = [asdict(effect) for effect in run.effects]
     if path is not None:
-        write_run(run, [*fits, *held_fits], [*cases, *held])
+        write_run(run, [*held_fits, *fits], [*held, *cases])
     return run
 
 

@@ -29,9 +29,14 @@ pytestmark = pytest.mark.filterwarnings("ignore::fedsift.data.DataWarning")
 
 
 def loopback(
-    folder: Path, *, tls: bool = False, sizes: tuple[int, ...] = (9, 8, 7), **knobs: Any
+    folder: Path,
+    *,
+    tls: bool = False,
+    sizes: tuple[int, ...] = (9, 8, 7),
+    outcome: str = "binary",
+    **knobs: Any,
 ) -> Loopback:
-    data = rows("binary", sizes=sizes)
+    data = rows(outcome, sizes=sizes)
     files = write_sites(data, folder / "sites")
     settings: dict[str, Any] = {
         "features": 3,
@@ -107,9 +112,15 @@ def test_three_nodes_give_the_simulators_model(method: str, tmp_path: Path) -> N
 
 
 @pytest.mark.acceptance_long
-@pytest.mark.parametrize("method", ["flops", "fedht", "fediterht", "oneshot"])
+@pytest.mark.parametrize("method", ["flops", "fedht", "fediterht"])
 def test_the_other_methods_too(method: str, tmp_path: Path) -> None:
     loop = loopback(tmp_path, method=method, rounds=2)
+    assert_same(run_loopback(loop), simulated(loop))
+
+
+@pytest.mark.acceptance_long
+def test_one_message_too(tmp_path: Path) -> None:
+    loop = loopback(tmp_path, outcome="regression", method="oneshot", learning_rate=None)
     assert_same(run_loopback(loop), simulated(loop))
 
 

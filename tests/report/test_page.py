@@ -135,6 +135,7 @@ def test_the_command_gives_the_settings_again() -> None:
         seeds=3,
         min_cell=4,
         weights="uniform",
+        validation="leave-one-site-out",
         knobs={"entropy": 0.02},
     )
     facts = {
@@ -148,7 +149,7 @@ def test_the_command_gives_the_settings_again() -> None:
 
     asked: list[Any] = []
 
-    def keep(request: Any, _command: str, methods: list[str]) -> None:
+    def keep(request: Any, _command: str, methods: list[str], _track: Any) -> None:
         asked.append((request.source(), request.settings(request.source(), methods[0])))
 
     with pytest.MonkeyPatch.context() as patch:

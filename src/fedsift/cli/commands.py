@@ -151,13 +151,10 @@ def resume(
     """
     from fedsift.cli.output import notes, show_json
     from fedsift.locks import claim
-    from fedsift.run_folder import CHECKPOINTS, RunError, read_facts
+    from fedsift.run_folder import RunError, read_facts
     from fedsift.sources import Source
     from fedsift.studies import Settings
 
-    if (run / CHECKPOINTS).is_dir() and not (run / "run.json").exists():
-        msg = f"{run} is of fedsift solve; give its command again, and it goes on"
-        raise RunError(msg)
     facts = read_facts(run)
     if facts["status"] == "done":
         if json:
@@ -318,11 +315,13 @@ def _study(request: Request, command: str, methods: list[str], track: list[str] 
             methods=methods if command == "compare" else (),
         )
         targets = parse(request.require or [], known)
-        _trackers(track, Path(), settings)  # refused before there is a folder
-        path = request.out or free_folder(source, command, make=not request.dry_run)
+        path = request.out or free_folder(source, command, make=False)
+        _trackers(track, path, settings)  # refused before there is a folder
         if request.dry_run:
             _dry_run(request, command, settings, methods, cases, path)
             return
+        if request.out is None:
+            path = free_folder(source, command, make=True)
         trackers = _trackers(track, path, settings)
         with (
             stopping_in_order(),

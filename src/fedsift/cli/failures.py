@@ -7,6 +7,7 @@ import shlex
 import sys
 import traceback
 
+from fedsift.flags import flag
 from fedsift.visible import visible
 
 DONE, FAILED, USAGE, NOT_MET, INTERRUPTED = 0, 1, 2, 3, 130
@@ -81,12 +82,6 @@ def as_options(text: str) -> str:
     text = re.sub(r"\b(features|density|splits)=([\d.]+)", r"--\1 \2", text)
     text = re.sub(r"\blocal_steps=(\d+)", r"--local-steps \1", text)
     return re.sub(r"\blearning_rate\b", "--learning-rate", text)
-
-
-def flag(name: str) -> str:
-    """Return the option of a setting."""
-    own = {"id_column": "id", "time_column": "time", "validation": "validate"}
-    return "--" + own.get(name, name).replace("_", "-")
 
 
 def _raised_here(error: BaseException) -> bool:

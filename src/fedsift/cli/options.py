@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from fedsift.cli.failures import UsageError, flag
+from fedsift.cli.failures import UsageError
+from fedsift.flags import flag
 
 if TYPE_CHECKING:
     from fedsift.privacy import Privacy

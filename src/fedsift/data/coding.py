@@ -10,7 +10,7 @@ import torch
 from fedsift.data.errors import DataError, counted, listed, nearest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from torch import Tensor
 
@@ -21,6 +21,7 @@ __all__ = [
     "Outcome",
     "as_number",
     "check_counts",
+    "code_of",
     "code_survival",
     "code_target",
     "encode",
@@ -147,13 +148,7 @@ def encode(
     codes = {name: code for code, name in enumerate(classes)}
     coded: list[int] = []
     for row, label in enumerate(labels):
-        number = as_number(label)
-        # "1", "1.0" and 1 are one class.
-        code = (
-            codes.get(label_name(label))
-            if number is None
-            else codes.get(label_name(number), codes.get(label_name(label)))
-        )
+        code = code_of(label, codes)
         if code is None:
             raise DataError(
                 f"{where(row)}: '{label_name(label)}' is not a class of '{target}';"
@@ -265,6 +260,12 @@ def _numbers(
                 f"{where(row)}: the target '{target}' is {number}; correct it or remove the row"
             )
     return found
+
+
+def code_of(label: Label, codes: Mapping[str, int]) -> int | None:
+    """Return the code of a class or level, None if it is none; "1", "1.0" and 1 are one."""
+    number, own = as_number(label), codes.get(label_name(label))
+    return own if number is None else codes.get(label_name(number), own)
 
 
 def label_name(value: Label) -> str:

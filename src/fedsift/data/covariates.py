@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedsift.data.coding import as_number, label_name
+from fedsift.data.coding import as_number, code_of, label_name
 from fedsift.data.errors import DataError, counted, listed, nearest
 
 if TYPE_CHECKING:
@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from fedsift.data.coding import Label
     from fedsift.data.tables import Tables
 
-__all__ = ["Covariate", "agree", "code_covariates", "covariate_facts", "read_covariates"]
+__all__ = [
+    "Covariate", "agree", "code_covariates", "columns_of", "covariate_facts", "read_covariates",
+]  # fmt: skip
 
 FEW_LEVELS = 5
 LARGEST_LEVEL = 10.0
@@ -53,6 +55,11 @@ class Covariate:
     def from_dict(cls, stored: Mapping[str, Any]) -> Covariate:
         """Rebuild a covariate from `to_dict`."""
         return cls(str(stored["name"]), tuple(stored["levels"]))
+
+
+def columns_of(covariates: Sequence[Covariate]) -> tuple[str, ...]:
+    """Return the names of all columns of numbers that covariates become, in their order."""
+    return tuple(column for covariate in covariates for column in covariate.columns)
 
 
 def covariate_facts(labels: Sequence[Label | None], name: str) -> dict[str, Any]:
@@ -156,15 +163,13 @@ def _levels(tables: Tables, covariate: Covariate) -> np.ndarray:
         if label is None:
             coded[row] = np.nan
             continue
-        number = as_number(label)
-        # "1", "1.0" and 1 are one level.
-        names = [label_name(label)] if number is None else [label_name(number), label_name(label)]
-        known = next((name for name in names if name in place), None)
+        known = code_of(label, place)
         if known is None:
+            name = label_name(label)
             raise DataError(
-                f"{tables.where(row)}: '{names[-1]}' is none of the"
+                f"{tables.where(row)}: '{name}' is none of the"
                 f" {counted(len(place), 'level')} of the covariate '{covariate.name}';"
-                f" {nearest(names[-1], covariate.levels)}"
+                f" {nearest(name, covariate.levels)}"
             )
-        coded[row, place[known]] = 1.0
+        coded[row, known] = 1.0
     return coded[:, 1:]

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from fedsift.data.coding import Coded, Label, Outcome, code_survival, code_target
-from fedsift.data.covariates import Covariate
+from fedsift.data.covariates import Covariate, columns_of
 from fedsift.data.errors import DataError, counted, nearest
 from fedsift.data.grouping import Numbered, group_rows, plain_values, texts
 from fedsift.data.harmonise import Harmonise, check_table, own_units
@@ -181,7 +181,7 @@ class FederatedData:
     @property
     def n_candidates(self) -> int:
         """Numbers in one row that a choice is made among: those that are no covariates."""
-        return self.n_features - sum(len(covariate.columns) for covariate in self.covariates)
+        return self.n_features - len(columns_of(self.covariates))
 
     @property
     def candidates(self) -> tuple[str, ...]:

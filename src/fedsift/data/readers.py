@@ -12,7 +12,7 @@ import torch
 
 from fedsift.data.coding import Coded, Label, code_survival, code_target, encode
 from fedsift.data.columns import Roles, check_stems, common_features
-from fedsift.data.covariates import code_covariates, read_covariates
+from fedsift.data.covariates import code_covariates, columns_of, read_covariates
 from fedsift.data.errors import DataError, DataWarning, counted, listed, nearest
 from fedsift.data.federated import FederatedData
 from fedsift.data.files import load_table
@@ -154,7 +154,7 @@ def _joined(
     staying = read_covariates(tables, roles.covariates)
     values = np.concatenate([tables.numbers(features), code_covariates(tables, staying)], axis=1)
     candidates, n_candidates = features, len(features)
-    features = [*features, *(column for one in staying for column in one.columns)]
+    features = [*features, *columns_of(staying)]
     if impute == "mean":
         refuse_empty(tables, features, values)
     else:
@@ -238,7 +238,7 @@ def read_table(
         for table in tables.parts:
             table.require(id_column, "id")
     values = np.concatenate([tables.numbers(features), code_covariates(tables, covariates)], axis=1)
-    columns = (*features, *(column for one in covariates for column in one.columns))
+    columns = (*features, *columns_of(covariates))
     for column, name in enumerate(columns):
         if fills and name in fills:
             values[np.isnan(values[:, column]), column] = fills[name]

@@ -11,7 +11,12 @@ import torch
 
 from fedsift.data.coding import check_counts, encode, has_classes, is_count, label_facts
 from fedsift.data.columns import Roles
-from fedsift.data.covariates import Covariate, code_covariates, covariate_facts
+from fedsift.data.covariates import (
+    Covariate,
+    code_covariates,
+    columns_of,
+    covariate_facts,
+)
 from fedsift.data.errors import DataError
 from fedsift.data.federated import FederatedData
 from fedsift.data.files import load_table
@@ -91,7 +96,7 @@ class SiteFile:
         values = np.concatenate(
             [tables.numbers(features), code_covariates(tables, covariates)], axis=1
         )
-        features = [*features, *(column for one in covariates for column in one.columns)]
+        features = [*features, *columns_of(covariates)]
         if self.impute is None:
             refuse_missing(tables, features, values)
         missing = torch.from_numpy(np.isnan(values))

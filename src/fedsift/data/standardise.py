@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, cast, get_args
 import torch
 
 from fedsift.data.coding import has_unit, is_count
-from fedsift.data.covariates import Covariate
+from fedsift.data.covariates import Covariate, columns_of
 from fedsift.data.errors import DataError, counted, listed, nearest
 from fedsift.data.remote import RemoteData
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from fedsift.data.federated import FederatedData
 
-__all__ = ["How", "Standardiser", "site_sums"]
+__all__ = ["How", "Standardiser", "per_unit", "site_sums"]
 
 How = Literal["feature", "array", "row", "none"]
 
@@ -78,7 +78,7 @@ class Standardiser:
     @property
     def n_candidates(self) -> int:
         """The number of columns that are no covariates'."""
-        return len(self.features) - _width(self.covariates)
+        return len(self.features) - len(columns_of(self.covariates))
 
     @property
     def candidates(self) -> tuple[str, ...]:
@@ -183,7 +183,7 @@ class Standardiser:
             return x.float()
         values = x.double()
         if self.whole_rows:
-            values = _rows_standardised(values, _width(self.covariates))
+            values = _rows_standardised(values, len(columns_of(self.covariates)))
         known = self.scale > 0
         return torch.where(
             known, (values - self.mean) / torch.where(known, self.scale, 1.0), 0.0
@@ -288,7 +288,7 @@ def site_sums(
         terms = {"weight": present.expand(data.x.shape), "x": present * data.x}
     else:
         x = _filled(_with_holes(data), data.features, fills).double()
-        x = _rows_standardised(x, _width(data.covariates)) if how in _BY_ROW else x
+        x = _rows_standardised(x, len(columns_of(data.covariates))) if how in _BY_ROW else x
         # Of times not even a sum is told.
         y = torch.zeros_like(weight) if data.outcome == "survival" else data.y.double()
         if around is not None:
@@ -314,9 +314,9 @@ def _deviation(variance: Tensor, mean: Tensor) -> Tensor:
     return torch.where(deviation > _NEGLIGIBLE * mean.abs(), deviation, 0.0)
 
 
-def _width(covariates: Sequence[Covariate]) -> int:
-    """Return how many columns covariates have."""
-    return sum(len(covariate.columns) for covariate in covariates)
+def per_unit(values: Tensor, scale: Tensor) -> Tensor:
+    """Return values over their columns' scales, 0 for a column that does not vary."""
+    return torch.where(scale > 0, values / torch.where(scale > 0, scale, 1.0), 0.0)
 
 
 def _rows_standardised(x: Tensor, width: int = 0) -> Tensor:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, get_args
 import torch
 
 from fedsift.data.coding import Outcome, has_classes, is_count
+from fedsift.data.covariates import columns_of
 from fedsift.data.errors import DataError, counted, listed
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def _check_names(data: FederatedData) -> None:
             f"{counted(len(data.features), 'feature name')} for rows of shape"
             f" {tuple(data.x.shape[1:])}"
         )
-    columns = tuple(column for one in data.covariates for column in one.columns)
+    columns = columns_of(data.covariates)
     if columns and data.features[-len(columns) :] != columns:
         raise DataError(
             f"the last features must be the columns of the covariates ({listed(columns)}); make"

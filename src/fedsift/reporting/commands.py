@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fedsift.flags import flag
 from fedsift.sources import Source
 from fedsift.studies import Settings
 
-FLAGS = {"id_column": "--id"}  # the others are called like the setting
 WITHOUT = ("test_fraction", "evaluate_every")  # settings that Python alone has
 
 
@@ -62,13 +62,13 @@ def _words(options: Mapping[str, Any]) -> list[str]:
     """Return options as words of a command line."""
     words: list[str] = []
     for name, value in options.items():
-        flag = FLAGS.get(name, "--" + name.replace("_", "-"))
+        option = flag(name)
         if value is True:
-            words.append(flag)
+            words.append(option)
         elif isinstance(value, list | tuple):
-            words += [word for item in value for word in (flag, _text(item))]
+            words += [word for item in value for word in (option, _text(item))]
         elif value is not False:
-            words += [flag, _text(value)]
+            words += [option, _text(value)]
     return words
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,7 +26,7 @@ def percent(value: float) -> str:
 
 def number(value: float | None) -> str:
     """Return a number of four digits, a dash where there is none."""
-    return "–" if value is None or value != value else f"{value:.4g}"  # noqa: PLR0124  NaN
+    return "–" if value is None or math.isnan(value) else f"{value:.4g}"
 
 
 def inclusion(candidates: Records, seeds: int) -> Figure:
@@ -347,6 +348,6 @@ def _area(area: dict[str, Any] | None) -> str:
     if area is None:
         return "not known"
     low, high = area["low"], area["high"]
-    if low is None or low != low or low == high:  # noqa: PLR0124  NaN
+    if low is None or math.isnan(low) or low == high:
         return f"{area['mean']:.2f}"
     return f"{area['mean']:.2f} ({max(low, 0):.2f} to {min(high, 1):.2f})"

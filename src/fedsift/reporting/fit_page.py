@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,7 +28,6 @@ from fedsift.reporting.tables import (
     size,
     traffic,
 )
-from fedsift.run_folder import read_checked
 from fedsift.runs import Run
 from fedsift.unlearning.audit import read_audit
 from fedsift.unlearning.membership import wilson
@@ -41,7 +40,7 @@ ROUNDED = "Not kept: with counts told in multiples (--round-counts) groups are n
 
 def fit_page(run: Run) -> Page:
     """Return the page of a finished fit in a folder."""
-    history = _history(run)
+    history = run.history()
     forgotten = _forgotten(run)
     run = readable(run)
     sections = [
@@ -131,7 +130,7 @@ def _feature_row(run: Run, feature: Feature, *, splits: bool) -> list[str]:
     _, low, high = wilson(round(share * seeds), seeds)
     often = feature.split_frequency
     ends: tuple[float | None, float | None] = (feature.weight_low, feature.weight_high)
-    known = all(end is not None and end == end for end in ends)  # noqa: PLR0124  NaN
+    known = all(end is not None and not math.isnan(end) for end in ends)
     return [
         f"{feature.name}  {feature.description}".strip(),
         f"{share:.0%}",
@@ -185,7 +184,7 @@ def _stability(run: Run) -> Section | None:
     parts = []
     for name, over in (("stability_seeds", "seeds"), ("stability_splits", "splits")):
         value = run.results.get(name, {}).get("nogueira")
-        if value is not None and value == value:  # noqa: PLR0124  NaN
+        if value is not None and not math.isnan(value):
             parts.append(f"over {over} {value:.2f}")
     text = (
         f"Stability {', '.join(parts)}: 1 where always the same features are chosen, 0 for chance "
@@ -324,15 +323,6 @@ def _again(run: Run) -> Section:
     ]
     blocks.append(Table("Versions, fingerprints and settings", ("what", "value"), rows))
     return Section("again", "How to reproduce it", blocks)
-
-
-def _history(run: Run) -> list[dict[str, Any]]:
-    """Return the records of the reported fit."""
-    if run.path is None:
-        return []
-    lines = read_checked(run.path, "history.jsonl", run.facts).decode().splitlines()
-    records = [json.loads(line) for line in lines]
-    return [record for record in records if record["case"] == records[-1]["case"]]
 
 
 def _forgotten(run: Run) -> Section | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ from matplotlib.ticker import (
 
 from fedsift.reporting.readable import readable
 from fedsift.reporting.tables import searches
-from fedsift.run_folder import read_checked
 from fedsift.runs import Run
 from fedsift.sealed import write_atomic
 
@@ -44,9 +42,7 @@ def write(run: Run) -> list[Path]:
     path = run.path
     if path is None:
         return []
-    lines = read_checked(path, "history.jsonl", run.facts).decode().splitlines()
-    records = [json.loads(line) for line in lines]
-    reported = [record for record in records if record["case"] == records[-1]["case"]]
+    reported = run.history()
     run = readable(run)
     figures = {"inclusion.png": inclusion(run)}
     if any(name in record for record in reported for name in PANELS):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fedsift._version import __version__
 from fedsift.data import DataError, RemoteData
 from fedsift.data.coding import has_classes
-from fedsift.data.covariates import Covariate, agree
+from fedsift.data.covariates import Covariate, agree, columns_of
 from fedsift.data.errors import listed
 from fedsift.engines.flower.link import GridLink, Policy, SitesError
 from fedsift.engines.flower.nodes import Nodes
@@ -169,7 +169,7 @@ def connect(
     covariates = covariates_of(roster.said)
     roster.fixed = True
     features = tuple(roster.said[present[0]]["features"])
-    features += tuple(column for covariate in covariates for column in covariate.columns)
+    features += columns_of(covariates)
     agreed = {
         **wanted,
         "outcome": outcome,

@@ -34,7 +34,12 @@ def rows(
     x = normal(n, d, seed=seed)
     score = 2.0 * x[:, 0] - 1.5 * x[:, 1] + x[:, 2] + 0.1 * normal(n, seed=seed + 1)
     y = score
-    if outcome != "regression":
+    if outcome in {"poisson", "negative_binomial"}:
+        y = (1.0 + 0.5 * score).clamp(0, 6).round()
+    elif outcome == "survival":
+        time, seen = (-score / 4).exp(), normal(n, seed=seed + 2) > -0.5
+        return FederatedData.from_arrays(x, seen, time=time, sites=site_names(sizes))
+    elif outcome != "regression":
         cuts = torch.tensor([0.0] if outcome == "binary" else [-1.0, 1.0])
         y = torch.bucketize(score, cuts)
     return FederatedData.from_arrays(x, y, sites=site_names(sizes), outcome=outcome)

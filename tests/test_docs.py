@@ -174,3 +174,12 @@ def test_the_algorithm_of_the_tutorial_goes_on_after_a_crash(tutorial, tmp_path)
         train(problem, data, tutorial, checkpoint=kept, callback=crash)
     again = train(problem, data, tutorial, checkpoint=kept)
     assert torch.equal(again.params["weight"], whole.params["weight"])
+
+
+def test_the_examples_of_the_outcomes_run():
+    examples = re.findall(
+        r"```python\n(.*?)```", (ROOT / "docs/outcomes.md").read_text(), re.DOTALL
+    )
+    assert len(examples) == 2
+    for block in examples:
+        exec(compile(block, "docs/outcomes.md", "exec"), {})  # noqa: S102

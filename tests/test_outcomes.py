@@ -1,19 +1,30 @@
 """Losses against their definitions, measures that add up over sites."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsift.outcomes import OUTCOMES, Logistic, Softmax, Squared
+from fedsift.outcomes import (
+    OUTCOMES,
+    Counts,
+    Logistic,
+    NegativeBinomial,
+    Poisson,
+    Softmax,
+    Squared,
+)
 from tests.laws import normal
 
 CASES = {
     "regression": (normal(9, 1), normal(9, seed=1)),
     "binary": (normal(9, 1), (normal(9, seed=1) > 0).long()),
     "multiclass": (normal(9, 3), torch.arange(9) % 3),
+    "poisson": (normal(9, 1), torch.arange(9.0) % 4),
+    "negative_binomial": (normal(9, 1), torch.arange(9.0) % 4),
 }
 
 
@@ -23,12 +34,30 @@ def test_a_loss_is_the_negative_log_likelihood(name: str) -> None:
     loss = OUTCOMES[name].loss(output, y)
     if name == "regression":
         expected = (output[:, 0] - y) ** 2
+    elif name == "poisson":
+        expected = deviance(torch.distributions.Poisson(output[:, 0].exp()), y)
+    elif name == "negative_binomial":
+        # of dispersion α = 1: 1/α failures, the logit of a success is log(αμ)
+        counts = torch.distributions.NegativeBinomial(1.0, logits=output[:, 0])
+        expected = deviance(counts, y)
     elif name == "binary":
         expected = -torch.distributions.Bernoulli(logits=output[:, 0]).log_prob(y.float())
     else:
         expected = -torch.distributions.Categorical(logits=output).log_prob(y)
     torch.testing.assert_close(loss, expected)
     assert loss.shape == y.shape
+
+
+def deviance(fitted: torch.distributions.Distribution, y: torch.Tensor) -> torch.Tensor:
+    """Return how far the log-likelihood is below that of means equal to the counts, [n]."""
+    perfect = y.clamp(min=1e-30)
+    saturated: torch.distributions.Distribution = (
+        torch.distributions.Poisson(perfect)
+        if isinstance(fitted, torch.distributions.Poisson)
+        else torch.distributions.NegativeBinomial(1.0, logits=perfect.log())
+    )
+    difference: torch.Tensor = saturated.log_prob(y) - fitted.log_prob(y)
+    return difference
 
 
 def test_losses_stay_finite_far_out() -> None:
@@ -73,6 +102,41 @@ def test_r2_is_one_minus_the_loss_over_the_variance() -> None:
     assert math.isclose(r2(torch.full((4,), 3.0)), 0.0, abs_tol=1e-6)
     # errors 1, 1, 0, -1: mean square .75; variance of y 3.5
     assert math.isclose(r2(y + torch.tensor([1.0, 1.0, 0.0, -1.0])), 1 - 0.75 / 3.5, rel_tol=1e-5)
+
+
+@pytest.mark.parametrize("outcome", [Poisson(), NegativeBinomial(dispersion=0.5)])
+def test_deviance_explained_is_0_for_the_mean_and_1_for_the_counts(outcome: Counts) -> None:
+    y = torch.tensor([0.0, 1.0, 2.0, 9.0])
+    for output, expected in ((torch.full((4,), 3.0).log(), 0.0), (y.log().clamp(min=-30), 1.0)):
+        rows = outcome.measures(output.unsqueeze(1), y)
+        figures = outcome.summarise({k: v.mean() for k, v in rows.items()})
+        assert math.isclose(float(figures["deviance_explained"]), expected, abs_tol=1e-6)
+
+
+@pytest.mark.parametrize("outcome", [Poisson(), NegativeBinomial(dispersion=0.5)])
+def test_counts_divided_by_a_unit_have_the_loss_over_the_unit(outcome: Counts) -> None:
+    """Of y/u and log(μ/u) with the dispersion αu; u = 4."""
+    y, output = torch.tensor([0.0, 4.0, 12.0]), torch.tensor([[0.3], [1.0], [2.0]])
+    scaled = replace(outcome, dispersion=2.0) if isinstance(outcome, NegativeBinomial) else outcome
+    loss = scaled.loss(output - math.log(4.0), y / 4.0)
+    torch.testing.assert_close(4.0 * loss, outcome.loss(output, y))
+
+
+def test_a_small_dispersion_is_the_poisson_loss() -> None:
+    output, y = (t.double() for t in CASES["poisson"])
+    nearly = NegativeBinomial(dispersion=1e-7).loss(output, y)
+    torch.testing.assert_close(nearly, Poisson().loss(output, y), rtol=1e-5, atol=1e-5)
+
+
+def test_the_dispersion_comes_from_the_moments() -> None:
+    """Mean 4, variance 36 and unit 4: α = (36 - 4)/16 = 2, and αu = 8.
+
+    The null loss is 9/4/(2 · 9) = 1/8; for Poisson 9/8, nearest to 1.
+    """
+    means = {"y": 1.0, "y_squared": 1.0 + 36 / 16}
+    assert NegativeBinomial().constants(means, 4.0) == {"dispersion": 8.0, "null_loss": 0.125}
+    assert Poisson().constants(means, 4.0) == {"null_loss": 1.0}
+    assert NegativeBinomial().constants({"y": 1.0, "y_squared": 1.01}, 4.0)["dispersion"] == 2**-6
 
 
 def test_accuracy_counts_what_predict_says() -> None:

@@ -5,11 +5,12 @@ import torch
 from torch import Tensor
 
 from fedsift import models, outcomes, random, trees
-from fedsift.problems import Batch, Problem, curvature, supervised, weighted_mean
+from fedsift.outcomes import weighted_mean
+from fedsift.problems import Batch, Problem, curvature, supervised
 from tests.laws import linear_problem, normal, rows
 
 KEY = random.key(1, "problem")
-OUTCOMES = ("regression", "binary", "multiclass")
+OUTCOMES = ("regression", "binary", "multiclass", "poisson", "negative_binomial")
 
 
 def batch_of(outcome: str, n: int = 11, d: int = 4) -> tuple[Problem, Batch]:
@@ -120,7 +121,9 @@ def test_the_curvature_is_the_largest_eigenvalue(outcome: str, scaled: bool) -> 
     few = float(curvature(problem.operators["loss"], params, batch, KEY, chosen))
     many = float(curvature(problem.operators["loss"], params, batch, KEY, chosen, iterations=300))
     assert few == pytest.approx(many, rel=0.05)
-    assert many == pytest.approx(exact, rel=1e-6 if outcome == "regression" else 0.25)
+    # exp(η) bends away from its chord more than the others do.
+    close = {"regression": 1e-6, "poisson": 0.5}.get(outcome, 0.25)
+    assert many == pytest.approx(exact, rel=close)
 
 
 def test_the_curvature_of_a_flat_field_is_zero() -> None:

@@ -39,7 +39,7 @@ from tests.laws import (
     rows,
 )
 
-OUTCOMES = ("regression", "binary", "multiclass")
+OUTCOMES = ("regression", "binary", "multiclass", "poisson", "negative_binomial")
 
 
 def state_of(run: Training) -> Any:

@@ -60,6 +60,7 @@ class Options(TypedDict, total=False):
     evaluate_every: int
     min_cell: int
     round_counts: int
+    hazard_times: tuple[float, ...]
     knobs: dict[str, bool | int | float | str]
     fdr: float | None
     fdr_rule: DecoyRule

@@ -11,6 +11,7 @@ from torch.func import vmap
 from fedsift import trees
 from fedsift.data import FederatedData, RemoteData
 from fedsift.forgetting import median_margin
+from fedsift.outcomes.survival import cumulative_hazard
 from fedsift.problems import Batch, Problem
 from fedsift.trees import Tree
 
@@ -23,14 +24,20 @@ def evaluate(
 ) -> dict[str, Tensor]:
     """Return the figures [S] of a problem for parameters [S, ...] on the rows of sites; all: None.
 
-    Memory does not depend on the number of rows.
+    Memory does not depend on the number of rows, unless those of a site must be seen together.
     """
+    return vmap(problem.summarise)(mean_measures(problem, params, data, sites))
+
+
+def mean_measures(
+    problem: Problem, params: Tree, data: FederatedData, sites: Sequence[int] | None = None
+) -> dict[str, Tensor]:
+    """Return the means [S] over rows that the figures are made of."""
     if isinstance(data, RemoteData):
         sums = data.way.evaluate(problem, params, data, sites)
     else:
         sums = measure_sums(problem, params, data, sites)
-    means = {name: total / weight for name, (total, weight) in sums.items()}
-    return vmap(problem.summarise)(means)
+    return {name: total / weight for name, (total, weight) in sums.items()}
 
 
 def measure_sums(
@@ -38,7 +45,7 @@ def measure_sums(
 ) -> dict[str, tuple[Tensor, Tensor]]:
     """Return {measure: (weighted sum, weight)}, float64 [S] each, over the rows of sites."""
     sums: dict[str, tuple[Tensor, Tensor]] = {}
-    for rows in _blocks(data, sites):
+    for rows in _blocks(data, sites) if problem.decomposable else _by_site(data, sites):
         x, y, weight = (
             _gathered([tensor[piece] for piece in rows]) for tensor in (data.x, data.y, data.weight)
         )
@@ -64,6 +71,32 @@ def typical_margin(problem: Problem, params: Tree, data: FederatedData) -> float
     return total / data.n_samples
 
 
+def baseline_hazards(
+    problem: Problem, params: Tree, data: FederatedData, times: Sequence[float]
+) -> dict[str, list[float]]:
+    """Return each site's cumulative baseline hazard at some times, of a model of survival.
+
+    Sites on other machines tell these numbers and nothing of when their events were.
+    """
+    if isinstance(data, RemoteData):
+        facts = {"problem": problem.told(), "times": list(times)}
+        answers = data.way.ask("hazard", data, facts, params)
+        return {site: answers[site]["hazard"].tolist() for site in data.sites}
+    hazards = site_hazards(problem, params, data, times)
+    return dict(zip(data.sites, hazards.tolist(), strict=True))
+
+
+def site_hazards(
+    problem: Problem, params: Tree, data: FederatedData, times: Sequence[float]
+) -> Tensor:
+    """Return the same of C sites whose rows are here, [C, T]."""
+    assert problem.predict is not None  # noqa: S101  every outcome has a prediction
+    output, grid = problem.predict(params, data.x), torch.tensor(times, dtype=torch.float64)
+    return torch.stack(
+        [cumulative_hazard(output[s], data.y[s], data.weight[s], grid) for s in data.slices]
+    )
+
+
 def _blocks(data: FederatedData, sites: Sequence[int] | None) -> Iterator[list[slice]]:
     """Yield the rows of sites in blocks of bounded size, each as a few runs of rows."""
     if sites is None:
@@ -84,6 +117,12 @@ def _blocks(data: FederatedData, sites: Sequence[int] | None) -> Iterator[list[s
                 block, room = [], GATHERED_ROWS
     if block:
         yield block
+
+
+def _by_site(data: FederatedData, sites: Sequence[int] | None) -> Iterator[list[slice]]:
+    """Yield the rows of each site, all together."""
+    for site in range(data.n_sites) if sites is None else sites:
+        yield [data.slices[site]]
 
 
 def _gathered(pieces: list[Tensor]) -> Tensor:

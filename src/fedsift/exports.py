@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import logging
+import math
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from fedsift.data import Standardiser, read_table
+from fedsift.data.coding import has_classes, is_count
 from fedsift.data.errors import nearest
 from fedsift.data.standardise import per_unit
 from fedsift.run_folder import is_own
@@ -46,9 +48,9 @@ def predictions(run: Run, file: Path, id_column: str | None = None) -> str:
     writer = csv.writer(text, lineterminator="\n")
     predicted = run.predict(rows.x, rows.features)
     classes: Sequence[str] = data["classes"]
-    writer.writerow(
-        ["id", f"predicted_{data['target']}", *(f"probability_{name}" for name in classes)]
-    )
+    survival = data["outcome"] == "survival"
+    what = "relative_risk" if survival else f"predicted_{data['target']}"
+    writer.writerow(["id", what, *(f"probability_{name}" for name in classes)])
     chances = (
         run.predict_probability(rows.x, rows.features).tolist()
         if classes
@@ -115,6 +117,10 @@ def _about(run: Run, kind: str) -> str:
         if len(data["classes"]) == 2
         else "scores"
         if data["classes"]
+        else f"the logarithm of {data['target']}"
+        if is_count(data["outcome"])
+        else f"the logarithm of the relative risk of {data['target']}"
+        if data["outcome"] == "survival"
         else data["target"]
     )
     return f"intercept and coefficients for {scale}, in {units}"
@@ -124,7 +130,8 @@ def original_units(run: Run) -> tuple[tuple[str, ...], Tensor, Tensor]:
     """Return (features, coefficients [K, n], intercepts [K]) on rows not centred or scaled.
 
     ``w_j = t w'_j / s_j`` and ``b = t (b' - Σ w'_j m_j / s_j) + t_0``, with m, s the features' mean
-    and scale, t and t_0 the target's. Rows of an array must be standardised over themselves first.
+    and scale, t and t_0 the target's; with a logarithmic link t is 1 and t_0 the logarithm of the
+    target's scale. Rows of an array must be standardised over themselves first.
     """
     full, weight, used = run.standardiser, run.slopes.double(), run.used
     scale, mean = full.scale[used], full.mean[used]
@@ -132,6 +139,8 @@ def original_units(run: Run) -> tuple[tuple[str, ...], Tensor, Tensor]:
     centre = mean if full.how != "none" else torch.zeros_like(mean)
     intercept = run.params["bias"].double() - slopes @ centre
     names = tuple(name for name, use in zip(full.features, used.tolist(), strict=True) if use)
+    if is_count(run.facts["data"]["outcome"]):
+        return names, slopes, intercept + math.log(full.target_scale)
     return names, full.target_scale * slopes, full.target_scale * intercept + full.target_mean
 
 
@@ -191,8 +200,9 @@ class LinearModule(nn.Module):
         if self.how != "none":
             rows = (rows - self.mean) * self.scale
         output = rows @ self.weight.T + self.bias
-        if self.outcome == "regression":
-            return (output * self.target[0] + self.target[1]).float()
+        if not has_classes(self.outcome):
+            values = output if self.outcome == "regression" else torch.exp(output)
+            return (values * self.target[0] + self.target[1]).float()
         if self.outcome == "binary":
             return torch.cat([torch.sigmoid(-output), torch.sigmoid(output)], 1).float()
         return torch.softmax(output, 1).float()
@@ -220,7 +230,7 @@ def write_onnx(run: Run, path: Path) -> None:
             module,
             (rows,),
             input_names=["x"],
-            output_names=["value" if data["outcome"] == "regression" else "probabilities"],
+            output_names=["probabilities" if data["classes"] else "value"],
             dynamic_shapes={"x": {0: torch.export.Dim("rows")}},
             dynamo=True,
             verbose=False,

@@ -10,7 +10,9 @@ from typing import Any
 import torch
 
 from fedsift.data import FederatedData, Standardiser
+from fedsift.data.coding import is_count
 from fedsift.data.standardise import per_unit
+from fedsift.outcomes import make_outcome
 from fedsift.selection import (
     Interval,
     inclusion_probability,
@@ -98,7 +100,7 @@ def scores(fits: Sequence[Fit], cases: Sequence[Case], min_cell: int) -> dict[st
         if c.test is not None
     ]
     if tested:
-        measure = "r2" if "r2" in tested[0][0].scores else "accuracy"
+        measure = make_outcome(tested[0][1].outcome).measure
         _, train_rows, test_rows, truth = tested[0]
         overlap = 0.0 if truth is not None else test_rows.n_samples / train_rows.n_samples
         ensemble = [float(f.scores[measure][f.n_lanes :].mean()) for f, *_ in tested]
@@ -204,12 +206,16 @@ def feature_table(fit: Fit, case: Case, split_fits: Sequence[Fit]) -> tuple[Feat
     return tuple(sorted(rows, key=lambda f: (-f.inclusion_probability, -abs(f.weight))))
 
 
-def effects(params: Tree, standardiser: Standardiser, classes: Sequence[str]) -> list[Effect]:
+def effects(
+    params: Tree, standardiser: Standardiser, classes: Sequence[str], outcome: str
+) -> list[Effect]:
     """Return what each covariate does in a model, in the order of their columns."""
     if not standardiser.covariates:
         return []
     scale = standardiser.scale[standardiser.n_candidates :]
-    slopes = per_unit(params["covariate"], scale) * standardiser.target_scale
+    slopes = per_unit(params["covariate"], scale)
+    if not is_count(outcome):  # whose logarithm has no unit
+        slopes = slopes * standardiser.target_scale
     places = [
         (one.name, level, one.levels[0] if level else None)
         for one in standardiser.covariates

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-NAMED = {"id_column": "id", "validation": "validate"}  # the others are called like the setting
+# The others are called like the setting.
+NAMED = {"id_column": "id", "time_column": "time", "validation": "validate"}
 
 
 def flag(name: str) -> str:

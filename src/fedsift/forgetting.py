@@ -17,8 +17,8 @@ from torch import Tensor
 
 from fedsift.gates import HardConcrete
 from fedsift.measures import auc
-from fedsift.outcomes import Outcome, make_outcome
-from fedsift.problems import Batch, Problem, weighted_mean
+from fedsift.outcomes import Logistic, Outcome, Softmax, make_outcome, weighted_mean
+from fedsift.problems import Batch, Problem
 from fedsift.trees import Tree
 
 ForgetLoss = Literal["entropy", "bounded_ce", "mixed", "uniform_ce", "ascent"]
@@ -132,7 +132,7 @@ def forgetting(
         ValueError: it is no classifier, or the loss has no such name.
     """
     predict = problem.predict
-    if outcome.name == "regression" or predict is None:
+    if not isinstance(outcome, Logistic | Softmax) or predict is None:
         msg = (
             f"{outcome.name} has no classes: forgetting is defined for a classifier's logits; "
             "retrain without the rows (method 'retrain')"

@@ -35,9 +35,9 @@ def held_out(
 ) -> dict[str, Any] | None:
     """Return how predictions of rows held out compare with what was observed.
 
-    None where no row was held out, where rows stay at their sites, and for more than `MOST_CLASSES`
-    classes. A row counts once, in the first case that held it out; areas under the curve are means
-    over the cases.
+    None where no row was held out, where rows stay at their sites, for times until an event, and
+    for more than `MOST_CLASSES` classes. A row counts once, in the first case that held it out;
+    areas under the curve are means over the cases.
 
     Args:
         fits: of the cases.
@@ -57,6 +57,8 @@ def held_out(
         if case.test is not None and not isinstance(case.test, RemoteData)
     ]
     if not scored or len(scored[0].rows.classes) > MOST_CLASSES:
+        return None
+    if scored[0].rows.outcome == "survival":  # times are not to be told, and a risk is no time
         return None
     once = _each_once(scored)
     y = torch.cat([s.rows.y for s in once])

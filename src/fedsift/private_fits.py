@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from fedsift.data import FederatedData
+from fedsift.data.coding import has_unit
 from fedsift.methods import find_method
 from fedsift.privacy import Privacy
 
@@ -74,8 +75,10 @@ def check_data(methods: Sequence[str], data: FederatedData) -> None:
     other = next((name for name in methods if find_method(name).rows != "federated"), None)
     wrong = {
         f"{other} is no federated method; privacy is for those": other is not None,
+        f"the target '{data.target}' is {data.outcome}, whose loss takes a constant from the rows"
+        " without noise; privacy takes classes alone": data.outcome == "survival",
         f"the target '{data.target}' is measured, and is standardised by its mean over the rows,"
-        " which has no noise; privacy takes classes alone": data.outcome == "regression",
+        " which has no noise; privacy takes classes alone": has_unit(data.outcome),
         "missing values are filled with means over the rows, which have no noise; fill them before,"
         " with values that are known": data.missing is not None,
         "covariates are fitted first, and their levels told, without noise; leave them out, or the"

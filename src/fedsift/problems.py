@@ -138,11 +138,6 @@ class Problem:
         return dict(self.recipe)
 
 
-def weighted_mean(values: Tensor, weight: Tensor) -> Tensor:
-    """Return Σ w v / Σ w over the rows, 0 where no row has weight."""
-    return (values * weight).sum() / weight.sum().clamp(min=1e-12)
-
-
 def supervised(model: Model, outcome: Outcome) -> Problem:
     """Return the problem of fitting ``model`` to rows with a target.
 
@@ -172,19 +167,16 @@ def supervised(model: Model, outcome: Outcome) -> Problem:
 
     def mean_loss(params: Tree, batch: Batch) -> Tensor:
         output = training_output(params, batch)
-        return weighted_mean(outcome.loss(output, batch.y), batch.weight)
+        return outcome.mean_loss(output, batch.y, batch.weight)
 
     def slopes(params: Tree, batch: Batch) -> Tree:
         assert pullback is not None  # noqa: S101  used only where the model has one
         output = training_output(params, batch)
-        share = batch.weight / batch.weight.sum().clamp(min=1e-12)
-        cotangent = share.unsqueeze(-1) * outcome.slope(output, batch.y)
-        return pullback(params, batch.x, cotangent)
+        return pullback(params, batch.x, outcome.mean_slope(output, batch.y, batch.weight))
 
     def evaluate(params: Tree, batch: Batch) -> dict[str, tuple[Tensor, Tensor]]:
         output = apply(params, batch.x, None)
-        rows = outcome.measures(output, batch.y)
-        return {k: ((v * batch.weight).sum(), batch.weight.sum()) for k, v in rows.items()}
+        return outcome.sums(output, batch.y, batch.weight)
 
     return Problem(
         init=model.init,
@@ -195,6 +187,7 @@ def supervised(model: Model, outcome: Outcome) -> Problem:
         predict=lambda params, x: apply(params, x, None),
         null_loss=outcome.null_loss,
         outcome=outcome.name,
+        decomposable=outcome.decomposable,
         apart=None if model.apart is None else supervised(model.apart, outcome),
     )
 

@@ -15,8 +15,9 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from fedsift.data import Standardiser
+from fedsift.data import FederatedData, Standardiser
 from fedsift.data.harmonise import own_units
+from fedsift.evaluation import evaluate
 from fedsift.findings import Effect, Feature, effects
 from fedsift.outcomes import make_outcome
 from fedsift.run_folder import (
@@ -30,7 +31,7 @@ from fedsift.run_folder import (
     write_facts,
 )
 from fedsift.sealed import seal, unseal, write_atomic
-from fedsift.studies import Case, Fit, Settings, slopes_of
+from fedsift.studies import Case, Fit, Settings, linear_problem, slopes_of
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,43 @@ class Run:
             return torch.stack([1 - positive, positive], 1)
         return torch.softmax(output, 1)
 
+    def predict_survival(
+        self, x: ArrayLike, features: Sequence[str], times: Sequence[float], site: str | None = None
+    ) -> Tensor:
+        """Return the probability that the event has not come by some times, [n, T].
+
+        exp(-H(t) · relative risk), with the cumulative baseline hazard H of a site (None: the mean
+        of all sites by rows), straight between the times that the run keeps it at.
+
+        Raises:
+            ValueError: it is no run of survival, the site told no hazard, or a time is too late.
+        """
+        told: dict[str, Any] = self.facts.get("baseline", {"times": [], "all": [], "sites": {}})
+        hazard = told["all"] if site is None else told["sites"].get(site)
+        if not hazard:
+            who = "the run" if site is None else f"site '{site}'"
+            raise ValueError(f"{who} told no baseline hazard; fit survival with hazard_times")
+        grid = told["times"]
+        if not 0 <= min(times) <= max(times) <= grid[-1]:
+            raise ValueError(f"times are {list(times)}; give them from 0 to {grid[-1]:g}")
+        now = np.interp(times, [0.0, *grid], [0.0, *hazard])
+        risk = self._output(x, features).double().exp()
+        return (-risk * torch.from_numpy(now)).exp()
+
+    def concordance(self, data: FederatedData) -> dict[str, float]:
+        """Return how often the model ranks pairs of rows of a site rightly, by site and of ``all``.
+
+        NaN for a site without such a pair.
+        """
+        rows = self.standardiser.apply(data)
+        params = {name: leaf.unsqueeze(0) for name, leaf in self.params.items()}
+        problem = linear_problem(rows, self.settings.gate)
+        groups = {site: [place] for place, site in enumerate(rows.sites)} | {"all": None}
+        return {
+            name: float(evaluate(problem, params, rows, places)["concordance"])
+            for name, places in groups.items()
+        }
+
     @property
     def needed(self) -> tuple[str, ...]:
         """The features that a row to predict must have, in the model's order.
@@ -112,7 +150,8 @@ class Run:
     @property
     def effects(self) -> list[Effect]:
         """What each covariate does in the model."""
-        return effects(self.params, self.standardiser, self.facts["data"]["classes"])
+        data = self.facts["data"]
+        return effects(self.params, self.standardiser, data["classes"], data["outcome"])
 
     @property
     def slopes(self) -> Tensor:

@@ -18,6 +18,7 @@ from fedsift.data import (
     read_sites,
     synthetic_regression,
 )
+from fedsift.data.coding import Asked
 from fedsift.data.paths import site_name
 from fedsift.studies import Case, Settings
 from fedsift.workflows import split_cases
@@ -62,9 +63,10 @@ class Source(BaseModel):
     site_column: str | None = None
     id_column: str | None = None
     weight_column: str | None = None
+    time_column: str | None = None
     features_in_common: bool = False
     impute: Literal["mean"] | None = None
-    outcome: Literal["auto", "regression", "binary", "multiclass"] = "auto"
+    outcome: Asked = "auto"
     drop: tuple[str, ...] = ()
     covariates: tuple[str, ...] = ()
     separator: str | None = None
@@ -126,6 +128,7 @@ class Source(BaseModel):
                 site_column=self.site_column,
                 id_column=self.id_column,
                 weight_column=self.weight_column,
+                time_column=self.time_column,
                 features_in_common=self.features_in_common,
                 impute=self.impute,
                 outcome=self.outcome,

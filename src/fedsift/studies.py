@@ -7,10 +7,12 @@ and the test rows are scored once.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -39,7 +41,7 @@ from fedsift.data.harmonise import Harmonise
 from fedsift.decoys import How as DecoyKind
 from fedsift.engines import ENGINES, Plan
 from fedsift.engines.base import Job
-from fedsift.evaluation import evaluate
+from fedsift.evaluation import evaluate, mean_measures
 from fedsift.methods import Messages, Method, find_method
 from fedsift.outcomes import make_outcome
 from fedsift.privacy import Privacy, check
@@ -64,15 +66,17 @@ class Settings(BaseModel):
     fifth of the training rows, which then only validate. ``min_cell`` leaves out of results and
     files what is known from fewer rows than that: a site's own score, counts of a site or a class,
     notes on the data; ``round_counts`` rounds the counts that are told to multiples of it.
-    ``knobs`` are hyperparameters of the method's algorithm by name, such as ``entropy``.
-    ``harmonise`` brings the rows of each site to its own units first (`data.harmonise`).
-    ``validation`` "leave-one-site-out" fits without each site in turn, too, and scores it.
-    ``covariate_ridge`` is the weight of the penalty of covariates, in the units of ``ridge``, in
-    the search as in the refit. With ``fdr`` or ``pfer`` the errors are controlled
-    (docs/error-control.md): as many features are chosen as keep the expected share of false ones at
-    ``fdr``, by ``decoys`` and ``fdr_rule``, or the expected number of false ones at ``pfer``, by
-    ``pairs`` of halves of the rows under the assumption ``assume``; ``features`` is then how many a
-    seed, or half, may choose, decoys among them, and a default takes the place of None. With
+    ``hazard_times`` are the times at which each site tells its baseline hazard of survival; none:
+    20 even steps, and nothing from sites on other machines. ``knobs`` are hyperparameters of the
+    method's algorithm by name, such as ``entropy``. ``harmonise`` brings the rows of each site to
+    its own units first (`data.harmonise`). ``validation`` "leave-one-site-out" fits without each
+    site in turn, too, and scores it. ``covariate_ridge`` is the weight of the penalty of
+    covariates, in the units of ``ridge``, in the search as in the refit. With ``fdr`` or ``pfer``
+    the errors are controlled (docs/error-control.md): as many features are chosen as keep the
+    expected share of false ones at ``fdr``, by ``decoys`` and ``fdr_rule``, or the expected number
+    of false ones at ``pfer``, by ``pairs`` of halves of the rows under the assumption ``assume``;
+    ``features`` is then how many a seed, or half, may choose, decoys among them, and a default
+    takes the place of None. With
     ``privacy`` the search of all seeds and the refit of the ensemble share its budget; seeds are
     not refitted, and ``ridge`` is in units of a site where sites are protected.
     """
@@ -107,6 +111,7 @@ class Settings(BaseModel):
     evaluate_every: int = Field(10, ge=1)
     min_cell: int = Field(0, ge=0)
     round_counts: int = Field(1, ge=1)
+    hazard_times: tuple[float, ...] = ()
     knobs: dict[str, bool | int | float | str] = Field(default_factory=dict)
     privacy: Privacy | None = None
     fdr: float | None = Field(None, gt=0, lt=1)
@@ -134,6 +139,10 @@ class Settings(BaseModel):
                 f"standardise={self.standardise!r} looks at whole rows, which harmonise "
                 "changes; use standardise='feature' with it"
             )
+            raise ValueError(msg)
+        times = self.hazard_times
+        if any(not a < b for a, b in pairwise((0.0, *times))) or math.inf in times:
+            msg = f"hazard_times are {times}; give rising times above 0"
             raise ValueError(msg)
         find_method(self.method)
         assert self.engine in ENGINES  # noqa: S101
@@ -261,6 +270,9 @@ def check_request(settings: Settings, methods: Sequence[str], data: FederatedDat
     if settings.validation != "splits" and data.n_sites < 2:
         msg = f"there is one site ('{data.sites[0]}'): none can be held out; give the files of two"
         raise ValueError(msg)
+    if settings.hazard_times and data.outcome != "survival":
+        msg = f"hazard_times are for survival, and '{data.target}' is {data.outcome}; leave it out"
+        raise ValueError(msg)
     rows = {find_method(name).rows for name in methods}
     if settings.messages != "auto" and rows == {"pooled"}:
         msg = (
@@ -387,22 +399,37 @@ class Fit:
         return first
 
 
-def linear_problem(data: FederatedData, gate: models.GateUnit = "feature") -> Problem:
-    """Return the linear problem for the data's target, one object for data of one shape."""
+def linear_problem(
+    data: FederatedData,
+    gate: models.GateUnit = "feature",
+    constants: Mapping[str, float] | None = None,
+) -> Problem:
+    """Return the linear problem for the data's target, one object for data of one shape.
+
+    ``constants``: what the outcome takes from training rows; see `constants_of`.
+    """
     covariates = data.n_features - data.n_candidates
-    return _linear_problem(data.n_candidates, data.outcome, len(data.classes), gate, covariates)
+    named = tuple((constants or {}).items())
+    classes = len(data.classes)
+    return _linear_problem(data.n_candidates, data.outcome, classes, gate, covariates, named)
 
 
 @cache
 def _linear_problem(
-    n_features: int, outcome: str, n_classes: int, gate: models.GateUnit, covariates: int
+    n_features: int,
+    name: str,
+    n_classes: int,
+    gate: models.GateUnit,
+    covariates: int,
+    constants: tuple[tuple[str, float], ...] = (),
 ) -> Problem:
-    outputs = n_classes if outcome == "multiclass" else 1
+    outputs = n_classes if name == "multiclass" else 1
     model = models.linear(n_features, outputs, gate=gate)
     if covariates:
         model = models.with_covariates(model, covariates, outputs)
-    problem = supervised(model, make_outcome(outcome, n_classes))
-    return replace(problem, recipe={"linear": [n_features, outcome, n_classes, gate, covariates]})
+    problem = supervised(model, make_outcome(name, n_classes, dict(constants)))
+    recipe = [n_features, name, n_classes, gate, covariates, *([constants] if constants else [])]
+    return replace(problem, recipe={"linear": recipe})
 
 
 def slopes_of(params: Tree) -> Tensor:
@@ -411,12 +438,28 @@ def slopes_of(params: Tree) -> Tensor:
     return torch.cat(parts, -1)
 
 
+def constants_of(rows: FederatedData, unit: float) -> dict[str, float]:
+    """Return what the outcome takes from training rows in standard units: `Outcome.constants`.
+
+    ``unit``: by which the target was divided. A private fit has outcomes that take nothing.
+    """
+    outcome = make_outcome(rows.outcome, len(rows.classes))
+    if not outcome.takes:
+        return {}
+    problem = linear_problem(rows)
+    start = trees.stack([problem.init(torch.zeros((), dtype=torch.int64))])
+    means = {name: float(value) for name, value in mean_measures(problem, start, rows).items()}
+    return outcome.constants(means, unit)
+
+
 def problem_of(recipe: Mapping[str, Any]) -> Problem:
     """Return the problem of a study that another machine described by `Problem.recipe`.
 
     `fedsift.forgetting.remade` makes the problems that are made of it.
     """
-    return _linear_problem(*recipe["linear"])
+    n_features, name, n_classes, gate, covariates, *rest = recipe["linear"]
+    constants = tuple((str(k), float(v)) for part in rest for k, v in part)
+    return _linear_problem(n_features, name, n_classes, gate, covariates, constants)
 
 
 def fit_case(
@@ -433,7 +476,8 @@ def fit_case(
 
     ``callback``: called with each round's record, which begins with its ``stage``. ``repeats``: how
     many such cases there are, to decide whether compiling pays. ``joins``: folder for the search's
-    states before sites joined late, which rows that were standardised by all of them do not have.
+    states before sites joined late, which rows that were standardised by all of them, or whose loss
+    has a constant of them, do not have.
     """
     method = find_method(settings.method)
     settings = effective(settings)
@@ -442,8 +486,10 @@ def fit_case(
     searched = rows if made is None else decoys.apply(rows, made)
     if method.rows == "pooled":
         rows, searched = rows.pooled(), searched.pooled()
-    problem = with_covariate_ridge(linear_problem(rows, settings.gate), rows, settings, method)
-    if standardiser.learned or settings.privacy is not None:
+    constants = constants_of(rows, standardiser.target_scale)
+    problem = linear_problem(rows, settings.gate, constants)
+    problem = with_covariate_ridge(problem, rows, settings, method)
+    if standardiser.learned or constants or settings.privacy is not None:
         joins = None
     private = planned_privacy(rows, settings)
     settings = settings.model_copy(update={"privacy": private and private[0]})
@@ -454,7 +500,7 @@ def fit_case(
         problem = problem.beginning(
             {leaf: value[0] for leaf, value in first.params.items() if leaf != "weight"}
         )
-    sought = problem if made is None else linear_problem(searched, settings.gate)
+    sought = problem if made is None else linear_problem(searched, settings.gate, constants)
     kept, tell = settings.kept(sought.gates.size), _of_stage(callback, "search")
     search = _search(sought, searched, settings, method, kept, tell, checkpoint, repeats, joins)
     params, choice = _chosen(search.params, settings, rows.features)
@@ -472,15 +518,9 @@ def fit_case(
         start = trees.map_tensors(lambda a, b: torch.cat([a, b]), params, means)
         supports = torch.cat([masks, support])
     final, tuned = _refit(
-        rows,
-        settings,
-        start,
-        supports,
-        method,
-        _of_stage(callback, "refit"),
-        checkpoint,
-        search.spent,
-    )
+        rows, settings, constants, start, supports, method, _of_stage(callback, "refit"),
+        checkpoint, search.spent,
+    )  # fmt: skip
     if private is not None:
         final = trees.map_tensors(lambda a, b: torch.cat([a, b]), params, final)
     scores = {} if case.test is None else evaluate(problem, final, standardiser.apply(case.test))
@@ -676,6 +716,7 @@ def _tuning(settings: Settings) -> Tuning:
 def _refit(
     rows: FederatedData,
     settings: Settings,
+    constants: Mapping[str, float],
     start: Tree,
     support: Tensor,
     method: Method,
@@ -700,7 +741,8 @@ def _refit(
         own = torch.eye(rows.n_sites, dtype=torch.bool)
         eligible = torch.cat([own.repeat_interleave(settings.seeds, 0), own])
         total /= rows.n_sites
-    problem = linear_problem(chosen, settings.gate).with_ridge(settings.ridge / total)
+    problem = linear_problem(chosen, settings.gate, constants)
+    problem = problem.with_ridge(settings.ridge / total)
     problem = with_covariate_ridge(problem, rows, settings, method)
     stop = None
     if settings.early_stop is not None and method.rows != "alone":

@@ -202,6 +202,7 @@ def train(
     """
     channel = channel or channels.Lossless()
     check_pair(algorithm, channel, aggregator)
+    algorithm.refuse(problem)
     rounds = algorithm.rounds if rounds is None else rounds
     _check_numbers(
         problem, data, seeds, rounds, participation, weights, evaluate_every, evaluate_sites

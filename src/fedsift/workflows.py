@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import platform
 import time
 from collections.abc import Iterator, Sequence
@@ -17,6 +18,7 @@ from fedsift._version import __version__
 from fedsift.callbacks import Callback, CallbackError, adding, calling
 from fedsift.checkpoints import AFRESH, DamagedError, StageCheckpoint
 from fedsift.data import FederatedData, RemoteData, Standardiser, split
+from fedsift.evaluation import baseline_hazards
 from fedsift.findings import candidates, feature_table, method_figures, only_scores, same_data
 from fedsift.held_out import held_out
 from fedsift.held_out_sites import held_out_figures, site_cases
@@ -37,7 +39,15 @@ from fedsift.run_folder import (
 from fedsift.runs import Run, load_run, write_run
 from fedsift.sealed import fingerprint
 from fedsift.selection import agreement
-from fedsift.studies import Case, Fit, Settings, effective, fit_case, planned_privacy
+from fedsift.studies import (
+    Case,
+    Fit,
+    Settings,
+    effective,
+    fit_case,
+    linear_problem,
+    planned_privacy,
+)
 
 log = logging.getLogger(__name__)
 
@@ -180,13 +190,14 @@ def run_fit(
     if private is not None:
         facts["privacy"] = fits[-1].privacy
         results |= {name: facts["privacy"][name] for name in ("epsilon", "delta")}
+    standardiser = Standardiser.fit(cases[-1].train, settings.standardise)
+    facts |= baseline(cases[-1], settings, fits[-1], standardiser)
     facts["candidates"] = candidates(fits[-1], cases[-1])
     facts["agreement"] = agreement(
         fits[-1].masks, fits[-1].magnitudes, int(fits[-1].support[0].sum())
     )
     facts["results"] = results | {"seconds": time.perf_counter() - began, "run": _text(path)}
     facts["status"] = "done"
-    standardiser = Standardiser.fit(cases[-1].train, settings.standardise)
     features = feature_table(fits[-1], cases[-1], same_data(fits, cases))
     if private is None and settings.round_counts == 1:
         facts["profiles"] = profiles(cases[-1].train, [f.name for f in features], settings.min_cell)
@@ -235,6 +246,38 @@ def _sites_held_out(
         settings,
     )
     return {"sites_held_out": figures}, held, held_fits
+
+
+def baseline(
+    case: Case, settings: Settings, fit: Fit, standardiser: Standardiser
+) -> dict[str, Any]:
+    """Return ``baseline``: the cumulative baseline hazard of each site; of survival alone.
+
+    None where few events tell it; ``all``: the mean over sites, by their rows. Without
+    ``hazard_times`` the times are 20 steps to a round number, so that none is that of a row; sites
+    on other machines tell nothing then.
+    """
+    data, times = case.train, list(settings.hazard_times)
+    if data.outcome != "survival":
+        return {}
+    if not times and isinstance(data, RemoteData):
+        return {"baseline": {"times": [], "all": [], "sites": {}}}
+    if not times:
+        last = float(data.y.abs().max())
+        unit = 10.0 ** math.floor(math.log10(last))
+        end = next(k * unit for k in (1, 2, 5, 10) if k * unit >= last)
+        times = [end * step / 20 for step in range(1, 21)]
+    rows = standardiser.apply(data)
+    hazards = baseline_hazards(linear_problem(rows, settings.gate), fit.ensemble(), rows, times)
+    total = zip(*(hazards[s] for s in data.sites), strict=True)
+    mean = [sum(h * n for h, n in zip(row, data.sizes, strict=True)) for row in total]
+    told = _counts(data.sites, events(data), settings)
+    hazard = {
+        "times": times,
+        "all": [value / data.n_samples for value in mean],
+        "sites": {site: None if told[site] is None else hazards[site] for site in data.sites},
+    }
+    return {"baseline": hazard}
 
 
 def run_compare(
@@ -363,6 +406,7 @@ def _data_facts(data: FederatedData, settings: Settings) -> dict[str, Any]:
         "outcome": data.outcome,
         "classes": list(data.classes),
         "class_counts": _counts(data.classes, _class_sizes(data), settings),
+        "events": _counts(data.sites, events(data), settings) if data.outcome == "survival" else {},
         "target": data.target,
         "notes": [] if vague else list(data.notes),
     }
@@ -373,6 +417,11 @@ def _class_sizes(data: FederatedData) -> list[int]:
         return []
     sizes: list[int] = torch.bincount(data.y, minlength=len(data.classes)).tolist()
     return sizes
+
+
+def events(data: FederatedData) -> list[int]:
+    """Return how many events each site saw."""
+    return [int(data.strata[rows].sum()) for rows in data.slices]
 
 
 def _counts(

@@ -16,7 +16,7 @@ from fedsift.data import DataError, FederatedData, MappedWriter, open_mapped, sa
 from fedsift.training import train
 from tests.laws import bit_equal, linear_problem, rows
 
-OUTCOMES = ("regression", "binary", "multiclass")
+OUTCOMES = ("regression", "binary", "multiclass", "poisson")
 
 
 def write(folder: Path, data: FederatedData, *, ids: bool = False) -> FederatedData:

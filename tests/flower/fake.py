@@ -108,7 +108,7 @@ def node(
 
     def source(name: str) -> Source:
         rows = data.site(name)
-        kind = "measured" if data.outcome == "regression" else "text"
+        kind = "text" if data.classes else "measured"
         labels = {"kind": kind, "names": list(data.classes)}
         covariates = {
             one.name: {"kind": "text" if one.levels else "measured", "names": list(one.levels)}

@@ -163,3 +163,22 @@ def test_errors_are_controlled_as_by_the_simulator(control: dict[str, Any], tmp_
     assert largest_gap(far.params, near.params) <= 1e-5
     assert far.results["error_control"] == pytest.approx(near.results["error_control"])
     assert far.results["bytes_up"] == near.results["bytes_up"]
+
+
+@pytest.mark.parametrize("outcome", ["negative_binomial", "survival"])
+def test_a_fit_of_counts_or_times_is_the_simulators(outcome: str, tmp_path: Path) -> None:
+    """The null loss, the splits by event and the hazards at agreed times are asked of the sites."""
+    data = rows(outcome, sizes=(9, 6, 8))
+    remote = connected(data, FakeGrid(nodes_of(data, tmp_path)))
+    knobs: Any = {
+        "features": KEPT, "seeds": 2, "splits": 1, "rounds": 3, "tuning_rounds": 3, "beside": (),
+    }  # fmt: skip
+    if outcome == "survival":
+        knobs["hazard_times"] = (1.0, 2.0)
+    far, near = fit(remote, **knobs), fit(data, **knobs)
+    assert largest_gap(far.params, near.params) <= 1e-5
+    assert far.standardiser.to_dict() == near.standardiser.to_dict()
+    if outcome == "survival":
+        assert far.facts["data"]["events"] == near.facts["data"]["events"]
+        for site, hazard in near.facts["baseline"]["sites"].items():
+            assert far.facts["baseline"]["sites"][site] == pytest.approx(hazard, abs=1e-6)

@@ -66,12 +66,19 @@ class Algorithm(ABC):
         """Return whether this exchange measures something, now and then, instead of training."""
         return False
 
-    def refuse(self, problem: Problem) -> None:  # noqa: B027  most algorithms take any problem
+    def refuse(self, problem: Problem) -> None:
         """Refuse a problem that the algorithm is not for, before anything is done.
 
         Raises:
             ValueError: the text says why, and what to use.
         """
+        size = getattr(self, "batch_size", None)
+        if size is not None and not problem.decomposable:
+            msg = (
+                f"batch_size is {size}, but the loss of {problem.outcome} compares all rows of a"
+                " site; leave it out"
+            )
+            raise ValueError(msg)
 
     @abstractmethod
     def server_init(self, problem: Problem, key: Tensor) -> Any:

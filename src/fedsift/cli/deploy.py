@@ -171,7 +171,8 @@ def _plan(request: Request, method: str, asked: _Asked, sites: Sequence[str], ou
     names = ("min_rows", "below_min_rows", "quorum", "deadline", "patience", "wait")
     given = {name: getattr(asked, name) for name in names if getattr(asked, name) is not None}
     columns = (
-        "id_column", "weight_column", "outcome", "drop", "impute", "covariates", "separator",
+        "id_column", "weight_column", "time_column", "outcome", "drop", "impute", "covariates",
+        "separator",
     )  # fmt: skip
     unsaid = {k: v for k, v in DEFAULTS.items() if getattr(request, k, None) is None}
     return Plan(
@@ -332,6 +333,7 @@ def _simulated(plan: Plan, files: Sequence[Path]) -> Run:
         plan.target,
         id_column=plan.id_column,
         weight_column=plan.weight_column,
+        time_column=plan.time_column,
         impute=plan.impute,
         outcome=plan.outcome,
         drop=plan.drop,

@@ -70,6 +70,24 @@ class Request:
         str | None,
         _option("--weight-column", group=FILES, text="Column of sample weights.", metavar="COLUMN"),
     ] = None
+    event: Annotated[
+        str | None,
+        _option(
+            "--event",
+            group=FILES,
+            text="In place of --target: column that is 1 where the event was seen, 0 where not.",
+            metavar="COLUMN",
+        ),
+    ] = None
+    time_column: Annotated[
+        str | None,
+        _option(
+            "--time",
+            group=FILES,
+            text="Column of the time until the event or the last sight.",
+            metavar="COLUMN",
+        ),
+    ] = None
     features_in_common: Annotated[
         bool,
         _option("--features-in-common", group=FILES, text="Keep the columns that all files have."),
@@ -88,7 +106,8 @@ class Request:
         _option(
             "--outcome",
             group=FILES,
-            text="Kind of target: auto, regression, binary, multiclass.",
+            text="Kind of target: auto, regression, binary, multiclass, poisson, "
+            "negative_binomial, survival (with --time and --event).",
             metavar="KIND",
         ),
     ] = None
@@ -434,6 +453,15 @@ class Request:
             metavar="N",
         ),
     ] = None
+    hazard_times: Annotated[
+        str | None,
+        _option(
+            "--hazard-times",
+            group=TRAINING,
+            text="Of survival: times at which each site tells its baseline hazard, 12,24,60.",
+            metavar="T,T",
+        ),
+    ] = None
     gate: Annotated[
         str | None,
         _option(
@@ -483,7 +511,8 @@ class Request:
             raise UsageError("name your site files and --target COLUMN, or try --demo golub")
         if self.files and self.demo is not None:
             raise UsageError("site files and --demo were both given; choose one")
-        if self.files and self.target is None:
+        survival = self._survival()
+        if self.files and self.target is None and not survival:
             raise UsageError(
                 f"--target is missing: which column of {self.files[0]} is to be predicted?"
             )
@@ -497,9 +526,23 @@ class Request:
         self._check_demo(given)
         if self.covariates is not None:
             given["covariates"] = _names(self.covariates)
+        given |= survival
+        given.pop("event", None)
         if self.files:
             given["files"] = [str(file.absolute()) for file in site_files(self.files)]
         return Source(**given)
+
+    def _survival(self) -> dict[str, str]:
+        """Return what the columns of a right-censored time mean for the source, if there are."""
+        if self.event is None and self.time_column is None and self.outcome != "survival":
+            return {}
+        if self.event is None or self.time_column is None:
+            missing = "--event" if self.event is None else "--time"
+            raise UsageError(f"{missing} is missing; survival has a column of each, time and event")
+        if self.target is not None or self.outcome not in {None, "survival"}:
+            other = "--target" if self.target is not None else f"--outcome {self.outcome}"
+            raise UsageError(f"{other} does not go with --time and --event; leave it out")
+        return {"target": self.event, "outcome": "survival"}
 
     def said(self, names: Sequence[str]) -> dict[str, str]:
         """Return the options of a value that were given, as they are written, but for the files."""
@@ -533,6 +576,8 @@ class Request:
         privacy = self._privacy()
         if privacy is not None:
             given["privacy"] = privacy
+        if self.hazard_times is not None:
+            given["hazard_times"] = _numbers("--hazard-times", self.hazard_times)
         if self.knobs:
             given["knobs"] = dict(_knob(text) for text in self.knobs)
         defaults = dict(source.defaults)
@@ -570,6 +615,14 @@ def _names(text: str) -> tuple[str, ...]:
     return names
 
 
+def _numbers(option: str, text: str) -> tuple[float, ...]:
+    """Return the numbers of ``12,24,60``."""
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise UsageError(f"{option} is {text!r}; give numbers with commas between") from None
+
+
 def _knob(text: str) -> tuple[str, bool | int | float | str]:
     """Return name and value of ``entropy=.02``."""
     name, equals, value = (part.strip() for part in text.partition("="))
@@ -586,8 +639,8 @@ def _knob(text: str) -> tuple[str, bool | int | float | str]:
 
 
 _FOR_FILES = (
-    "files", "target", "id_column", "site_column", "weight_column", "features_in_common", "impute",
-    "outcome", "drop", "covariates", "separator",
+    "files", "target", "event", "id_column", "site_column", "weight_column", "time_column",
+    "features_in_common", "impute", "outcome", "drop", "covariates", "separator",
 )  # fmt: skip
 _FOR_SYNTHETIC = ("samples", "features_total", "informative", "data_seeds")
 _FOR_DEMOS = ("demo", "sites", "partition", "alpha", "shift", "data", *_FOR_SYNTHETIC)

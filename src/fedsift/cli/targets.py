@@ -51,7 +51,9 @@ def known_results(
     methods: Sequence[str] = (),
 ) -> list[str]:
     """Return the results that can be required, ``method.result`` for a comparison."""
-    measure = "r2" if outcome == "regression" else "accuracy"
+    from fedsift.outcomes import make_outcome
+
+    measure = make_outcome(outcome).measure
     names = [f"test_{measure}", f"single_seed_{measure}"] if tested else []
     names += ["support_recovery", "ensemble_support_recovery"] if synthetic else []
     names += ["epsilon", "delta"] if private else []

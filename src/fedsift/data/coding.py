@@ -15,31 +15,56 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 __all__ = [
+    "Asked",
     "Coded",
     "Label",
     "Outcome",
     "as_number",
+    "check_counts",
     "code_of",
+    "code_survival",
     "code_target",
     "encode",
+    "has_classes",
+    "has_unit",
+    "is_count",
     "label_facts",
     "label_name",
 ]
 
 Label = str | float | bool
-Outcome = Literal["regression", "binary", "multiclass"]
+Outcome = Literal["regression", "binary", "multiclass", "poisson", "negative_binomial", "survival"]
+Asked = Literal[
+    "auto", "regression", "binary", "multiclass", "poisson", "negative_binomial", "survival"
+]
 
+_EVENTS = {"1": True, "true": True, "0": False, "false": False}
 _MOST_CLASSES = 10
 _ENOUGH_ROWS = 4
 _LARGEST = torch.finfo(torch.float32).max
 
 
 class Coded(NamedTuple):
-    """A target as numbers: y [N], its outcome, the names of its classes (none for regression)."""
+    """A target as numbers: y [N], its outcome, the names of its classes (none for numbers)."""
 
     y: Tensor
     outcome: Outcome
     classes: tuple[str, ...]
+
+
+def has_classes(outcome: str) -> bool:
+    """Return whether a target of this outcome is the code of a class; else it is a number."""
+    return outcome in {"binary", "multiclass"}
+
+
+def is_count(outcome: str) -> bool:
+    """Return whether a target of this outcome is a number from 0 on, with a logarithmic link."""
+    return outcome in {"poisson", "negative_binomial"}
+
+
+def has_unit(outcome: str) -> bool:
+    """Return whether a target of this outcome is divided by a unit that training rows tell."""
+    return outcome == "regression" or is_count(outcome)
 
 
 def _row(index: int) -> str:
@@ -56,12 +81,12 @@ def code_target(
 
     With ``outcome="auto"``: text and booleans are classes; two different numbers are classes;
     numbers that are the whole numbers 0 .. K-1 or 1 .. K with 3 <= K <= 10, each at least twice,
-    are classes; all else is measured. Small counts can look like classes: name the outcome then.
+    are classes; all else is measured. Counts are never guessed: name their outcome.
     Classes are sorted (as numbers where they are numbers); the second of two is the positive one.
 
     Args:
         labels: the N values; text that reads as a number everywhere counts as numbers.
-        outcome: "auto", "regression", "binary" or "multiclass".
+        outcome: "auto" or an `Outcome`.
         target: name for messages.
         where: place of a row for messages.
 
@@ -76,6 +101,10 @@ def code_target(
     if outcome not in ("auto", *get_args(Outcome)):
         choices = ("auto", *get_args(Outcome))
         raise DataError(f"outcome '{outcome}' is unknown; {nearest(outcome, choices)}")
+    if outcome == "survival":
+        raise DataError(
+            f"survival needs the time of '{target}', too; name its column (--time), or give time="
+        )
     numbers = _numbers(labels, where, target)
     values: Sequence[Label] = labels if numbers is None else numbers
     distinct = sorted(set(values), key=str if numbers is None else float)
@@ -87,9 +116,11 @@ def code_target(
         )
         raise DataError(f"the target '{target}' has {value}; choose another")
     kind = _inferred(numbers, len(distinct)) if outcome == "auto" else cast("Outcome", outcome)
-    if kind == "regression":
+    if not has_classes(kind):
         if numbers is None:
             _refuse_text(labels, target, where)
+        if is_count(kind):
+            check_counts(numbers, target, where)
         return Coded(torch.tensor(numbers, dtype=torch.float32), kind, ())
     names = tuple(dict.fromkeys(label_name(value) for value in distinct))
     if kind == "binary" and len(names) != 2:
@@ -127,6 +158,60 @@ def encode(
     return torch.tensor(coded, dtype=torch.int64)
 
 
+def code_survival(
+    events: Sequence[Label],
+    times: Sequence[float],
+    target: str = "event",
+    where: Callable[[int], str] = _row,
+) -> Tensor:
+    """Return right-censored times as one number a row, float32 [N].
+
+    The time is positive where the event was seen, negative where the row was lost from sight
+    before.
+
+    Args:
+        events: 1 or true where the event was seen, 0 or false where not.
+        times: N times above 0, until the event or the last sight.
+        target: name of the event for messages.
+        where: place of a row for messages.
+
+    Raises:
+        DataError: a value is neither 0 nor 1, or a time is not above 0.
+    """
+    seen = [_EVENTS.get(str(label).strip().lower().removesuffix(".0")) for label in events]
+    odd = [row for row, value in enumerate(seen) if value is None]
+    if odd:
+        raise DataError(
+            f"{where(odd[0])}: '{target}' is '{label_name(events[odd[0]])}', not 1 (the event was"
+            f" seen) or 0 (it was not; {counted(len(odd), 'such row')}); write it so"
+        )
+    short = [row for row, time in enumerate(times) if not 0 < time <= _LARGEST]
+    if short:
+        raise DataError(
+            f"{where(short[0])}: the time of '{target}' is {times[short[0]]:g}"
+            f" ({counted(len(short), 'such row')}); times must be above 0: add half a unit to"
+            " those of the first one, or correct them"
+        )
+    signs = [1.0 if value else -1.0 for value in seen]
+    return torch.tensor(signs) * torch.tensor(times, dtype=torch.float32)
+
+
+def check_counts(
+    values: Sequence[float], target: str = "target", where: Callable[[int], str] = _row
+) -> None:
+    """Refuse values that are no counts.
+
+    Raises:
+        DataError: a value is negative or not whole.
+    """
+    odd = [row for row, value in enumerate(values) if value < 0 or value != int(value)]
+    if odd:
+        raise DataError(
+            f"{where(odd[0])}: '{target}' is {values[odd[0]]:g}, and counts are whole numbers from"
+            f" 0 ({counted(len(odd), 'such row')}); correct it, or ask for outcome='regression'"
+        )
+
+
 def label_facts(
     labels: Sequence[Label], outcome: str = "auto", target: str = "target"
 ) -> dict[str, Any]:
@@ -140,7 +225,7 @@ def label_facts(
     """
     numbers = [as_number(label) for label in labels]
     known = [number for number in numbers if number is not None]
-    if outcome == "regression":
+    if outcome != "auto" and not has_classes(outcome):
         return {"kind": "measured" if len(known) == len(labels) else "text", "names": []}
     if len(known) == len(labels) and outcome == "auto":
         whole = all(number == int(number) and 0 <= number <= _MOST_CLASSES for number in known)

@@ -33,6 +33,7 @@ class Roles:
     weight: str | None = None
     drop: tuple[str, ...] = ()
     covariates: tuple[str, ...] = ()
+    time: str | None = None
 
     def __post_init__(self) -> None:
         """Refuse a column with two purposes."""
@@ -49,7 +50,13 @@ class Roles:
     @property
     def named(self) -> dict[str, str]:
         """Column of each purpose that has one."""
-        purposes = {"target": self.target, "site": self.site, "id": self.id, "weight": self.weight}
+        purposes = {
+            "target": self.target,
+            "site": self.site,
+            "id": self.id,
+            "weight": self.weight,
+            "time": self.time,
+        }
         return {purpose: column for purpose, column in purposes.items() if column is not None}
 
     def check(self, tables: Sequence[Table]) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 import torch
 
-from fedsift.data.coding import Label, Outcome, code_target
+from fedsift.data.coding import Coded, Label, Outcome, code_survival, code_target
 from fedsift.data.covariates import Covariate, columns_of
 from fedsift.data.errors import DataError, counted, nearest
 from fedsift.data.grouping import Numbered, group_rows, plain_values, texts
@@ -40,15 +40,16 @@ class FederatedData:
     Attributes:
         x: tensor [N, ...], finite; [N, d] for tables; 0 where a value is missing. float32, or
             float64 where `fedsift.solve` needs every digit.
-        y: tensor [N]: float32 values (regression) or int64 codes 0 .. K-1 of ``classes``.
+        y: tensor [N]: int64 codes 0 .. K-1 of ``classes``, or float32 values of other outcomes; of
+            survival the time, negative where the event was not seen.
         weight: float32 tensor [N] of sample weights, positive; ones when nothing else is known.
         offsets: C+1 row numbers; site c has the rows ``offsets[c]:offsets[c+1]``, at least one.
         sites: C distinct names.
         features: d distinct names, or empty where a row is not a list of features (images).
         rows: N ids. Rows of one id belong together (one patient) and are never split apart. A
             tuple, or a sequence that makes them when they are asked for.
-        outcome: "regression", "binary" or "multiclass".
-        classes: K names in the order of the codes; empty for regression.
+        outcome: "regression", "binary", "multiclass", "poisson", "negative_binomial" or "survival".
+        classes: K names in the order of the codes; empty for other outcomes.
         target: name of the target.
         descriptions: text for a feature, where there is one.
         notes: what a reader should know, such as columns left out.
@@ -98,6 +99,7 @@ class FederatedData:
         outcome: str = "auto",
         target: str = "target",
         weight: ArrayLike | Tensor | None = None,
+        time: ArrayLike | Tensor | None = None,
     ) -> FederatedData:
         """Build the data from arrays whose rows may come in any order of sites.
 
@@ -108,9 +110,11 @@ class FederatedData:
                 which they appear first, rows the order they have within their site.
             features: names of the columns of a table; None for "x0", "x1", ...
             ids: id of each row; None for "site:number", numbered from 1 within the site.
-            outcome: "regression", "binary", "multiclass", or "auto" (`code_target` says how).
+            outcome: as above, or "auto" (`code_target` says how).
             target: name of the target.
             weight: N positive sample weights; None for ones.
+            time: N times until an event or the last sight; y is then whether it was seen, and the
+                outcome "survival".
 
         Raises:
             DataError: the arrays do not fit together, or the target has one value only.
@@ -120,7 +124,11 @@ class FederatedData:
             x = np.require(x, requirements="W")  # torch shares memory, and warns of what is fixed
         values = torch.as_tensor(x, dtype=torch.float32)
         count = len(values)
-        coded = code_target(plain_values(y), outcome, target)
+        if time is None:
+            coded = code_target(plain_values(y), outcome, target)
+        else:
+            times = [float(value) for value in plain_values(time)]
+            coded = Coded(code_survival(plain_values(y), times, target), "survival", ())
         labels = ["site_1"] * count if sites is None else texts(sites)
         names_of_rows = [""] * count if ids is None else texts(ids)
         weights = torch.ones(count) if weight is None else torch.as_tensor(weight).float()
@@ -189,6 +197,21 @@ class FederatedData:
     def slices(self) -> tuple[slice, ...]:
         """Rows of each site as a slice."""
         return tuple(slice(start, stop) for start, stop in pairwise(self.offsets))
+
+    @property
+    def strata(self) -> Tensor:
+        """Codes [N] of the kinds of rows that splits share out evenly.
+
+        The classes; of survival whether the event was seen; else one kind.
+        """
+        if self.outcome == "survival":
+            return (self.y > 0).long()
+        return self.y if self.classes else torch.zeros(len(self.y), dtype=torch.int64)
+
+    @property
+    def n_strata(self) -> int:
+        """Number of such kinds."""
+        return 2 if self.outcome == "survival" else max(1, len(self.classes))
 
     @property
     def site_of_row(self) -> Tensor:

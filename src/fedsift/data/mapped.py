@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Self
 import numpy as np
 import torch
 
-from fedsift.data.coding import encode
+from fedsift.data.coding import encode, has_classes
 from fedsift.data.errors import DataError
 from fedsift.data.federated import FederatedData
 from fedsift.data.grouping import Numbered, Texts, plain_values, texts
@@ -87,8 +87,8 @@ class MappedWriter:
 
         Args:
             folder: to be made; it must not exist.
-            outcome: "regression", "binary" or "multiclass".
-            classes: names of the classes in the order of their codes; none for regression.
+            outcome: as in `FederatedData`.
+            classes: names of the classes in the order of their codes; none for other outcomes.
             features: names of the columns; empty for "x0", "x1", ... (tables) or none (images).
             target: name of the target.
 
@@ -121,7 +121,7 @@ class MappedWriter:
         Args:
             site: its name, another one each time.
             x: n rows of numbers [n, ...], the same kind of row at every site.
-            y: n numbers (regression), or names of classes.
+            y: n numbers, or names of classes.
             weight: n positive sample weights; None for ones.
             ids: n ids, for all sites or for none; None for "site:number".
 
@@ -136,7 +136,7 @@ class MappedWriter:
             part = FederatedData(
                 x=values,
                 y=torch.tensor(labels, dtype=torch.float32)
-                if self.outcome == "regression"
+                if not has_classes(self.outcome)
                 else encode(labels, self.classes, self.target),
                 weight=torch.ones(len(values))
                 if weight is None
@@ -172,7 +172,7 @@ class MappedWriter:
         """Write data that were checked."""
         shape = tuple(part.x.shape[1:])
         if not self._columns:
-            kinds = {**_TYPES, "y": "<f4" if self.outcome == "regression" else "<i8"}
+            kinds = {**_TYPES, "y": "<i8" if has_classes(self.outcome) else "<f4"}
             names = ["x", "y", "weight"] + ["ids", "id_ends"] * ids
             for name in names:
                 path = self._partial / f"{name}.npy"

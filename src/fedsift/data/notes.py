@@ -96,7 +96,7 @@ def notes_on_rows(values: np.ndarray, rows: Mapping[str, slice]) -> Iterator[str
 
 
 def notes_on_target(data: FederatedData) -> Iterator[str]:
-    """Name sites with one class, classes of one or two rows, and classes spelt almost alike.
+    """Name sites with one class or no event, rare classes, and classes spelt almost alike.
 
     Of a measured target: tell whether it looks like an id.
     """
@@ -107,6 +107,19 @@ def notes_on_target(data: FederatedData) -> Iterator[str]:
                 f"the target '{data.target}' has another whole number in each row; if it is an id,"
                 " predict another column"
             )
+    if data.outcome == "survival":
+        seen = data.strata
+        none = [
+            name
+            for name, rows in zip(data.sites, data.slices, strict=True)
+            if not bool(seen[rows].any())
+        ]
+        if none:
+            yield (
+                f"sites without an event of '{data.target}': {listed(none)}; they add nothing to"
+                " the choice of features"
+            )
+    if not data.classes:
         return
     single = [
         name

@@ -32,9 +32,8 @@ def iid(data: FederatedData, n_sites: int, seed: int) -> FederatedData:
     """
     _check(data, n_sites)
     rank = uniform(key(seed, "partition iid"), (data.n_samples,), torch.float64).numpy()
-    classes = np.zeros(data.n_samples) if data.outcome == "regression" else data.y.numpy()
     site = np.empty(data.n_samples, dtype=np.int64)
-    site[np.lexsort((rank, classes))] = np.arange(data.n_samples) % n_sites
+    site[np.lexsort((rank, data.strata.numpy()))] = np.arange(data.n_samples) % n_sites
     return data.with_sites(torch.from_numpy(site), _names(n_sites))
 
 
@@ -57,7 +56,7 @@ def dirichlet_labels(data: FederatedData, n_sites: int, alpha: float, seed: int)
 
     """
     _check(data, n_sites)
-    if data.outcome == "regression":
+    if not data.classes:
         raise DataError(f"the target '{data.target}' has no classes to skew; use dirichlet_counts")
     rank = uniform(key(seed, "partition labels"), (data.n_samples,), torch.float64).numpy()
     site = np.empty(data.n_samples, dtype=np.int64)

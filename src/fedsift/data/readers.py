@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 
-from fedsift.data.coding import Label, code_target, encode
+from fedsift.data.coding import Coded, Label, code_survival, code_target, encode
 from fedsift.data.columns import Roles, check_stems, common_features
 from fedsift.data.covariates import code_covariates, columns_of, read_covariates
 from fedsift.data.errors import DataError, DataWarning, counted, listed, nearest
@@ -41,6 +41,7 @@ def read_sites(
     site_column: str | None = None,
     id_column: str | None = None,
     weight_column: str | None = None,
+    time_column: str | None = None,
     features_in_common: bool = False,
     impute: Literal["mean"] | None = None,
     outcome: str = "auto",
@@ -64,12 +65,14 @@ def read_sites(
         id_column: column that names the person; rows of one id stay together in splits. Without
             it a row is called "file:line".
         weight_column: column of positive sample weights.
+        time_column: column of the time until an event or the last sight; the target is then 1 where
+            the event was seen and 0 where not, and the outcome "survival".
         features_in_common: keep the columns that all files have, in the order of the first file;
             otherwise files with different columns are refused.
         impute: "mean" marks missing features, to be filled with the (weighted) mean of the training
             rows of all sites when `Standardiser` has seen these. None refuses missing values.
-        outcome: "auto" (`code_target` says how it is inferred), "regression", "binary" or
-            "multiclass".
+        outcome: "auto" (`code_target` says how it is inferred), "regression", "binary",
+            "multiclass", "poisson", "negative_binomial" or "survival".
         drop: columns to leave out.
         covariates: columns that stay in the model whatever is chosen; text, and whole numbers with
             few different values, become levels (`fedsift.data.covariates`).
@@ -81,9 +84,8 @@ def read_sites(
     """
     files = site_files(paths)
     check_stems(files)
-    roles = Roles(
-        target, site_column, id_column, weight_column, tuple(drop), tuple(dict.fromkeys(covariates))
-    )
+    staying = tuple(dict.fromkeys(covariates))
+    roles = Roles(target, site_column, id_column, weight_column, tuple(drop), staying, time_column)
     tables = Tables(tuple(load_table(path, separator) for path in files))
     return _joined(tables, roles, outcome, impute, features_in_common=features_in_common)
 
@@ -95,6 +97,7 @@ def from_frame(
     site_column: str,
     id_column: str | None = None,
     weight_column: str | None = None,
+    time_column: str | None = None,
     impute: Literal["mean"] | None = None,
     outcome: str = "auto",
     drop: Sequence[str] = (),
@@ -114,8 +117,9 @@ def from_frame(
         site_column: column that names the site.
         id_column: as the following for `read_sites`.
         weight_column: column of positive sample weights.
+        time_column: column of the time until an event or the last sight.
         impute: "mean" or None.
-        outcome: "auto", "regression", "binary" or "multiclass".
+        outcome: as for `read_sites`.
         drop: columns to leave out.
         covariates: columns that stay in the model whatever is chosen.
 
@@ -123,7 +127,7 @@ def from_frame(
         DataError: anything is wrong with the frame, in one line with row, column and value.
     """
     staying = tuple(dict.fromkeys(covariates))
-    roles = Roles(target, site_column, id_column, weight_column, tuple(drop), staying)
+    roles = Roles(target, site_column, id_column, weight_column, tuple(drop), staying, time_column)
     return _joined(Tables((table_of_frame(frame),)), roles, outcome, impute)
 
 
@@ -139,7 +143,11 @@ def _joined(
     roles.check(tables.parts)
     target = roles.target
     features = common_features(tables.parts, roles, intersect=features_in_common)
-    y, kind, classes = code_target(complete_labels(tables, target), outcome, target, tables.where)
+    if roles.time is None:
+        labels = complete_labels(tables, target)
+        y, kind, classes = code_target(labels, outcome, target, tables.where)
+    else:
+        y, kind, classes = Coded(event_times(tables, target, roles.time), "survival", ())
     sites, ids = _sites(tables, roles.site), row_ids(tables, roles.id)
     _check_ids(tables, ids, sites)
     weight = row_weights(tables, roles.weight)
@@ -266,6 +274,14 @@ def complete_labels(tables: Tables, target: str) -> list[Label]:
             f" ({len(empty)} of {counted(len(labels), 'row')}); fill it in or remove the rows"
         )
     return [label for label in labels if label is not None]
+
+
+def event_times(tables: Tables, target: str, time_column: str) -> Tensor:
+    """Return times with signs (`code_survival`), [N]."""
+    times = tables.numbers([time_column])
+    refuse_missing(tables, [time_column], times)
+    labels = complete_labels(tables, target)
+    return code_survival(labels, times[:, 0].tolist(), target, tables.where)
 
 
 def _sites(tables: Tables, column: str | None) -> list[str]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol, TypeVar
 
 import torch
 
+from fedsift.data.coding import has_classes
 from fedsift.data.errors import DataError, counted
 from fedsift.data.federated import FORGET, RETAIN, FederatedData
 from fedsift.data.grouping import Numbered
@@ -68,9 +69,9 @@ class RemoteData(FederatedData):
     """A roster of sites in the place of their rows.
 
     It has the shape of the data: each site's number of rows, their weights and how many are of
-    which class; ``x`` is 0 throughout and takes no memory. ``steps`` lead from a site's own rows to
-    those that are meant: splits, standardisation, chosen features. What is done with the roster is
-    noted there, and the sites repeat it.
+    which class, or have an event; ``x`` is 0 throughout and takes no memory. ``steps`` lead from a
+    site's own rows to those that are meant: splits, standardisation, chosen features. What is done
+    with the roster is noted there, and the sites repeat it.
     """
 
     link: Link | None = field(default=None, repr=False)
@@ -87,7 +88,7 @@ class RemoteData(FederatedData):
         """
         there = {name: c for name, c in counts.items() if int(c["rows"].sum())}
         sizes = [int(c["rows"].sum()) for c in there.values()]
-        measured = like["outcome"] == "regression"
+        measured = not has_classes(like["outcome"])
         blocks = [torch.repeat_interleave(c["rows"].flatten()) for c in there.values()]
         each = [
             (c["weight"] / c["rows"].clamp(min=1)).flatten()[block]
@@ -96,15 +97,19 @@ class RemoteData(FederatedData):
         offsets = (0, *torch.tensor(sizes).cumsum(0).tolist())
         sites = tuple(there)
         block, kinds = torch.cat(blocks), max(1, len(like["classes"]))
+        survival = like["outcome"] == "survival"
+        kinds = 2 if survival else kinds
         with_roles = next(iter(there.values()))["rows"].ndim == 2
         y = block % kinds
+        if measured:
+            y = 2.0 * y - 1.0 if survival else torch.zeros(len(y))
         x = torch.zeros(1, len(like["features"])).expand(len(y), -1)
         missing = torch.zeros(1, 1, dtype=torch.bool).expand(x.shape) if like["missing"] else None
         return cls(
             **{**like, "missing": missing},
             x=x,
             checked=x,
-            y=torch.zeros(len(y)) if measured else y,
+            y=y,
             weight=torch.cat(each).float(),
             role=(block // kinds).to(torch.int8) if with_roles else None,
             offsets=offsets,
@@ -315,11 +320,10 @@ class RemoteData(FederatedData):
 def block_counts(data: FederatedData, rows: slice) -> dict[str, Tensor]:
     """Return how many ``rows`` of each kind there are among some rows, and their ``weight``.
 
-    [K] by class, [1] for a measured target; [3, K] by role and class where rows have roles.
+    [K] by class, [2] without and with an event, [1] for a measured target; [3, K] by role and kind
+    where rows have roles.
     """
-    codes, kinds = data.y[rows], max(1, len(data.classes))
-    if data.outcome == "regression":
-        codes = torch.zeros(len(codes), dtype=torch.int64)
+    codes, kinds = data.strata[rows], data.n_strata
     shape = (kinds,) if data.role is None else (3, kinds)
     if data.role is not None:
         codes = codes + kinds * data.role[rows]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 
-from fedsift.data.coding import encode, label_facts
+from fedsift.data.coding import check_counts, encode, has_classes, is_count, label_facts
 from fedsift.data.columns import Roles
 from fedsift.data.covariates import (
     Covariate,
@@ -21,7 +21,7 @@ from fedsift.data.errors import DataError
 from fedsift.data.federated import FederatedData
 from fedsift.data.files import load_table
 from fedsift.data.missing import refuse_missing
-from fedsift.data.readers import complete_labels, row_ids, row_weights
+from fedsift.data.readers import complete_labels, event_times, row_ids, row_weights
 from fedsift.data.tables import Tables
 
 if TYPE_CHECKING:
@@ -41,8 +41,8 @@ class SiteFile:
     Attributes:
         path: a file that `read_sites` reads.
         site: the site's name.
-        target, id_column, weight_column, outcome, drop, impute, covariates, separator: as for
-            `read_sites`.
+        target, id_column, weight_column, time_column, outcome, drop, impute, covariates, separator:
+            as for `read_sites`.
         min_rows: rows below which a site does what ``below_min_rows`` says.
         below_min_rows: ``decline``: it takes no part; ``uniform``: its rows weigh as ``min_rows``
             rows together, whatever their number.
@@ -53,6 +53,7 @@ class SiteFile:
     target: str
     id_column: str | None = None
     weight_column: str | None = None
+    time_column: str | None = None
     outcome: str = "auto"
     drop: tuple[str, ...] = ()
     impute: Literal["mean"] | None = None
@@ -72,6 +73,9 @@ class SiteFile:
         tables, features = self._open()
         if tables.starts[-1] < self.min_rows and self.below_min_rows == "decline":
             return {"declines": f"it has fewer than {self.min_rows} rows"}
+        if self.time_column is not None:
+            event_times(tables, self.target, self.time_column)
+            return {"features": features, "labels": {"kind": "measured", "names": []}}
         return {
             "features": features,
             "labels": label_facts(complete_labels(tables, self.target), self.outcome, self.target),
@@ -89,7 +93,6 @@ class SiteFile:
             DataError: anything is wrong with the file.
         """
         tables, features = self._open()
-        labels = complete_labels(tables, self.target)
         values = np.concatenate(
             [tables.numbers(features), code_covariates(tables, covariates)], axis=1
         )
@@ -97,11 +100,15 @@ class SiteFile:
         if self.impute is None:
             refuse_missing(tables, features, values)
         missing = torch.from_numpy(np.isnan(values))
-        y = (
-            torch.from_numpy(tables.numbers([self.target])[:, 0]).float()
-            if outcome == "regression"
-            else encode(labels, classes, self.target, tables.where)
-        )
+        if self.time_column is not None:
+            y = event_times(tables, self.target, self.time_column)
+        elif has_classes(outcome):
+            y = encode(complete_labels(tables, self.target), classes, self.target, tables.where)
+        else:
+            numbers = tables.numbers([self.target])[:, 0]
+            if is_count(outcome):
+                check_counts(numbers.tolist(), self.target, tables.where)
+            y = torch.from_numpy(numbers).float()
         data = FederatedData(
             x=torch.from_numpy(values.astype(np.float32)).masked_fill(missing, 0.0),
             y=y,
@@ -124,7 +131,13 @@ class SiteFile:
 
     def _open(self) -> tuple[Tables, list[str]]:
         roles = Roles(
-            self.target, None, self.id_column, self.weight_column, self.drop, self.covariates
+            self.target,
+            None,
+            self.id_column,
+            self.weight_column,
+            self.drop,
+            self.covariates,
+            self.time_column,
         )
         tables = Tables((load_table(self.path, self.separator),))
         roles.check(tables.parts)

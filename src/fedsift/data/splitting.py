@@ -63,7 +63,7 @@ def split(
 def strata_counts(data: FederatedData) -> list[int]:
     """Return the ids of each class: what a split must know of a site whose rows it cannot see."""
     _, _, strata = _groups(data)
-    counts: list[int] = np.bincount(strata, minlength=max(1, len(data.classes))).tolist()
+    counts: list[int] = np.bincount(strata, minlength=data.n_strata).tolist()
     return counts
 
 
@@ -149,10 +149,8 @@ def apportion(total: int, shares: Sequence[float] | np.ndarray) -> list[int]:
 
 
 def _strata(data: FederatedData, group_of_row: np.ndarray, n_groups: int) -> np.ndarray:
-    """Return the class of each group; one stratum for a measured outcome."""
-    if data.outcome == "regression":
-        return np.zeros(n_groups, dtype=np.int64)
+    """Return the kind of each group (`FederatedData.strata`), that of most of its rows."""
     votes: list[Counter[int]] = [Counter() for _ in range(n_groups)]
-    for group, code in zip(group_of_row.tolist(), data.y.tolist(), strict=True):
+    for group, code in zip(group_of_row.tolist(), data.strata.tolist(), strict=True):
         votes[group][code] += 1
     return np.array([vote.most_common(1)[0][0] for vote in votes])

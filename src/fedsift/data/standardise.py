@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, cast, get_args
 
 import torch
 
+from fedsift.data.coding import has_unit, is_count
 from fedsift.data.covariates import Covariate, columns_of
 from fedsift.data.errors import DataError, counted, listed, nearest
 from fedsift.data.remote import RemoteData
@@ -48,14 +49,15 @@ class Standardiser:
     Columns of covariates take no part in "array" and "row": in "array" they are centred and scaled
     as by "feature", in "row" they stay as they are.
 
-    A measured target becomes ``(y - target_mean) / target_scale`` in all of them.
+    A measured target becomes ``(y - target_mean) / target_scale`` in all of them. Counts are
+    divided by their mean (``target_scale``), which with a logarithmic link moves the intercept.
 
     Attributes:
         how: "feature", "array", "row" or "none".
         features: names of the columns of the fit; empty for rows that are not lists of features.
         mean: float64 [...], the shape of a row.
         scale: float64 [...], the shape of a row.
-        target_mean: in units of the target; 0 for classes.
+        target_mean: in units of the target; 0 for classes and counts.
         target_scale: in units of the target; 1 for classes.
         fills: value for a missing cell of each feature; empty where none may be missing.
         covariates: of the fit; their columns are the last of ``features``.
@@ -111,7 +113,7 @@ class Standardiser:
             ask = partial(site_sums, train)
         fills = _means_of_present(ask(how), train.features) if train.missing is not None else {}
         alone = how in _ALONE
-        if alone and train.outcome != "regression":
+        if alone and not has_unit(train.outcome):
             zeros = torch.zeros(train.x.shape[1:], dtype=torch.float64)
             ones = torch.ones_like(zeros)
             return cls(how, train.features, zeros, ones, fills=fills, covariates=train.covariates)
@@ -129,13 +131,15 @@ class Standardiser:
         learned = cls(
             how, train.features, mean["x"], scale["x"], fills=fills, covariates=train.covariates
         )
-        if train.outcome != "regression":
+        if not has_unit(train.outcome):
             return learned
         if scale["y"] == 0:
             raise DataError(
                 f"the target '{train.target}' has one value in all training rows; use another split"
                 " or target"
             )
+        if is_count(train.outcome):
+            return replace(learned, target_scale=mean["y"].item())
         return replace(learned, target_mean=mean["y"].item(), target_scale=scale["y"].item())
 
     def apply(self, data: FederatedData) -> FederatedData:
@@ -150,7 +154,7 @@ class Standardiser:
             return data.standardised(self)
         x = self.transform(_with_holes(data), data.features)
         y = data.y
-        if data.outcome == "regression":
+        if has_unit(data.outcome):
             y = ((y.double() - self.target_mean) / self.target_scale).float()
         texts = {
             name: data.descriptions[name] for name in self.features if name in data.descriptions
@@ -186,7 +190,10 @@ class Standardiser:
         ).float()
 
     def target_to_units(self, values: Tensor) -> Tensor:
-        """Return a measured target in its own units: ``values target_scale + target_mean``."""
+        """Return a target that is a number in its own units.
+
+        ``values target_scale + target_mean``.
+        """
         return values * self.target_scale + self.target_mean
 
     def to_dict(self) -> dict[str, Any]:
@@ -282,7 +289,8 @@ def site_sums(
     else:
         x = _filled(_with_holes(data), data.features, fills).double()
         x = _rows_standardised(x, len(columns_of(data.covariates))) if how in _BY_ROW else x
-        y = data.y.double()
+        # Of times not even a sum is told.
+        y = torch.zeros_like(weight) if data.outcome == "survival" else data.y.double()
         if around is not None:
             x, y = (x - around["x"]).square(), (y - around["y"]).square()
         terms = {"weight": weight, "x": column * x, "y": weight * y}

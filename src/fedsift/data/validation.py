@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import torch
 
+from fedsift.data.coding import Outcome, has_classes, is_count
 from fedsift.data.covariates import columns_of
 from fedsift.data.errors import DataError, counted, listed
 
@@ -107,19 +108,19 @@ def _check_names(data: FederatedData) -> None:
 
 
 def _check_target(data: FederatedData) -> None:
-    if data.outcome == "regression":
+    if data.outcome not in get_args(Outcome):
+        raise DataError(f"outcome '{data.outcome}' is unknown; choose {listed(get_args(Outcome))}")
+    if not has_classes(data.outcome):
         valid = (
             data.y.dtype == torch.float32
             and bool(torch.isfinite(data.y).all())
+            and not (is_count(data.outcome) and float(data.y.min()) < 0)
+            and not (data.outcome == "survival" and bool((data.y == 0).any()))
             and not data.classes
         )
-    elif data.outcome in {"binary", "multiclass"}:
+    else:
         valid = data.y.dtype == torch.int64 and 0 <= int(data.y.min()) <= int(data.y.max()) < len(
             data.classes
-        )
-    else:
-        raise DataError(
-            f"outcome '{data.outcome}' is unknown; choose regression, binary or multiclass"
         )
     if not valid:
         raise DataError(

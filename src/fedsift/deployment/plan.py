@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from fedsift.data.coding import Asked
 from fedsift.data.site_files import SiteFile, Small
 from fedsift.engines.flower import Policy
 from fedsift.methods import find_method
@@ -23,7 +24,7 @@ DEFAULTS: Mapping[str, Any] = {
 }
 """Settings that differ from a simulation's, because a round costs seconds whatever it does."""
 
-STRUCTURED = ("knobs", "privacy")  # settings of several values
+STRUCTURED = ("knobs", "privacy", "hazard_times")  # settings of several values
 
 
 class Plan(BaseModel):
@@ -32,8 +33,8 @@ class Plan(BaseModel):
     Attributes:
         settings: of the study.
         sites: the names of the sites, all of which are waited for at the start.
-        target, id_column, weight_column, outcome, drop, impute, covariates, separator: as for
-            `read_sites`.
+        target, id_column, weight_column, time_column, outcome, drop, impute, covariates, separator:
+            as for `read_sites`.
         min_rows: rows below which a site declines, or weighs as many (``below_min_rows``).
         quorum: sites that must answer a round: a whole number, or a fraction of those asked.
         deadline: seconds after which a round goes on without the others.
@@ -53,7 +54,8 @@ class Plan(BaseModel):
     target: str
     id_column: str | None = None
     weight_column: str | None = None
-    outcome: Literal["auto", "regression", "binary", "multiclass"] = "auto"
+    time_column: str | None = None
+    outcome: Asked = "auto"
     drop: tuple[str, ...] = ()
     impute: Literal["mean"] | None = None
     covariates: tuple[str, ...] = ()
@@ -115,7 +117,8 @@ class Plan(BaseModel):
     def site_file(self, path: Path, site: str) -> SiteFile:
         """Return how a site reads its file."""
         names = (
-            "target", "id_column", "weight_column", "outcome", "drop", "impute", "covariates",
+            "target", "id_column", "weight_column", "time_column", "outcome", "drop", "impute",
+            "covariates",
             "separator", "min_rows", "below_min_rows",
         )  # fmt: skip
         return SiteFile(path, site, **{name: getattr(self, name) for name in names})

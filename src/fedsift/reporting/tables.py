@@ -23,7 +23,12 @@ WIDTH = 100
 _WEIGHTS = "Weights are per standard unit, of the features refitted together."
 _UNSCORED = "Nothing was scored: predict rows that are public to see what the model is worth."
 MOST_SITES = 10  # sites that are shown one by one
-MEASURES = {"test_accuracy": "accuracy", "test_r2": "R²"}
+MEASURES = {
+    "test_accuracy": "accuracy",
+    "test_r2": "R²",
+    "test_deviance_explained": "deviance explained",
+    "test_concordance": "concordance",
+}
 
 
 def to_text(content: RenderableType, width: int = WIDTH) -> str:
@@ -112,6 +117,8 @@ def sentence(run: Run) -> Text:
     what = (
         f"{data['target']} ({' or '.join(data['classes'])})" if data["classes"] else data["target"]
     )
+    if data["outcome"] == "survival":
+        what = f"the time to {data['target']}"
     samples = "" if data["samples"] is None else f"{counted(data['samples'], 'sample')} at "
     text = (
         f"{counted(len(run.features), 'feature')} of {data['features']} chosen to predict {what},"
@@ -122,10 +129,17 @@ def sentence(run: Run) -> Text:
         majority = _majority(data, results)
         text += f" On samples held out, {_percent(results[measure])} of the predictions are right"
         text += f"; always guessing {majority[0]} gives {majority[1]:.0%}." if majority else "."
-    elif measure:
+    elif measure == "test_r2":
         text += (
             f" On samples held out it explains R² = {_interval(results[measure])} of the variation."
         )
+    elif measure == "test_concordance":
+        text += (
+            " Of two held-out samples of a site, the one at higher risk comes first in"
+            f" {_percent(results[measure])} of the cases (chance: 50%)."
+        )
+    elif measure:
+        text += f" On samples held out it explains {_interval(results[measure])} of the deviance."
     if "support_recovery" in results:
         found = results["ensemble_support_recovery"]
         text += f" Of the features that truly matter it found {_percent(found)}."
@@ -211,6 +225,8 @@ def _on_shift(told: Mapping[str, Any]) -> str:
 def direction(run: Run, feature: Feature) -> str:
     """Return what a larger value of a feature speaks for, all other chosen features equal."""
     data = run.facts["data"]
+    if data["outcome"] == "survival":
+        return f"{'earlier' if feature.weight > 0 else 'later'} {data['target']}"
     if not data["classes"]:
         return f"{'more' if feature.weight > 0 else 'less'} {data['target']}"
     if len(data["classes"]) == 2:
@@ -416,7 +432,11 @@ def _interval(figure: Mapping[str, Any]) -> str:
 
 
 def _mean(figure: Mapping[str, Any], measure: str) -> str:
-    return f"{figure['mean']:.3f}" if measure == "test_r2" else f"{figure['mean']:.0%}"
+    return (
+        f"{figure['mean']:.0%}"
+        if measure in {"test_accuracy", "share"}
+        else f"{figure['mean']:.3f}"
+    )
 
 
 def _number(value: float | None) -> str:

@@ -24,6 +24,7 @@ from fedsift.unlearning.figures import measure_run
 from fedsift.unlearning.rows import RunRows
 from fedsift.unlearning.scope import Scope, hashed_name
 from fedsift.unlearning.work import Work
+from fedsift.workflows import events
 
 FILES = ("model.safetensors", "features.csv", "history.jsonl")
 
@@ -144,6 +145,9 @@ def _facts(
         "samples": rest.n_samples,
         "sites": dict(zip(rest.sites, rest.sizes, strict=True)),
         "class_counts": counts,
+        "events": dict(zip(rest.sites, events(rest), strict=True))
+        if rest.outcome == "survival"
+        else {},
         "notes": [n for n in facts["data"]["notes"] if not _names(n, scope)] + [note],
     }
     source = facts["source"]

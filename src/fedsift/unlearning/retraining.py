@@ -17,7 +17,7 @@ from fedsift.studies import Case, fit_case, sites_a_round
 from fedsift.unlearning.methods import Unlearned
 from fedsift.unlearning.rows import participation
 from fedsift.unlearning.scope import Scope
-from fedsift.workflows import VERSIONS
+from fedsift.workflows import VERSIONS, baseline
 
 FROM_THE_START = Start(0, 0, 0)
 
@@ -41,6 +41,7 @@ def retrain(
         fit = fit_case(case, run.settings, standardiser, checkpoint=checkpoint)
         write_fit(done, fit, checkpoint.fingerprint or "")
     facts = run.facts | {"candidates": candidates(fit, case)}
+    facts |= baseline(case, run.settings, fit, standardiser)
     after = Run(
         run.settings, facts, feature_table(fit, case, []), fit.ensemble(), standardiser, run.path
     )

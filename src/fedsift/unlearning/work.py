@@ -68,7 +68,7 @@ def _changed(
         linear_problem(rows, run.settings.gate),
         make_outcome(run.facts["data"]["outcome"], len(run.facts["data"]["classes"])),
     )
-    if outcome.name == "regression":
+    if not given.data.classes:
         raise ValueError(
             "the target is a number, so the model has no classes and FU-MEGS cannot be run on it; "
             "use --method retrain"

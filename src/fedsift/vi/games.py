@@ -7,7 +7,8 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from fedsift import random
-from fedsift.problems import Batch, weighted_mean
+from fedsift.outcomes import weighted_mean
+from fedsift.problems import Batch
 from fedsift.sets import Ball, Box, Product, Simplex
 from fedsift.trees import Tree
 from fedsift.vi.named import draw

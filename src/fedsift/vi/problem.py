@@ -20,8 +20,8 @@ from torch import Tensor
 from fedsift import trees
 from fedsift.data import FederatedData
 from fedsift.models import Model
-from fedsift.outcomes import Outcome
-from fedsift.problems import Batch, Evaluation, Operator, Problem, weighted_mean
+from fedsift.outcomes import Outcome, weighted_mean
+from fedsift.problems import Batch, Evaluation, Operator, Problem
 from fedsift.sets import FeasibleSet, Orthant, Product, WholeSpace
 from fedsift.trees import Tree
 
@@ -204,9 +204,8 @@ def model_loss(model: Model, outcome: Outcome) -> Loss:
     """Return the mean loss of a model (`fedsift.from_module` wraps a torch module) on rows."""
 
     def loss(params: Tree, batch: Batch) -> Tensor:
-        return weighted_mean(
-            outcome.loss(model.apply(params, batch.x, batch.key), batch.y), batch.weight
-        )
+        output = model.apply(params, batch.x, batch.key)
+        return outcome.mean_loss(output, batch.y, batch.weight)
 
     return loss
 

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from fedsift.data.synthetic import synthetic_regression
 from fedsift.gates import PHI_MAX, HardConcrete
-from fedsift.problems import Batch, weighted_mean
+from fedsift.outcomes import weighted_mean
+from fedsift.problems import Batch
 from fedsift.sets import Box, Orthant, Product
 from fedsift.trees import Tree
 from fedsift.vi.problem import VIProblem

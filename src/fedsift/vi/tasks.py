@@ -14,7 +14,8 @@ from torch.nn.functional import softplus
 
 from fedsift import random
 from fedsift.data import DataError, FederatedData
-from fedsift.problems import Batch, weighted_mean
+from fedsift.outcomes import weighted_mean
+from fedsift.problems import Batch
 from fedsift.sets import Ball, Product, Simplex, Slab
 from fedsift.trees import Tree
 from fedsift.vi.problem import VIProblem, from_loss, saddle

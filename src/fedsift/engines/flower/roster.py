@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedsift._version import __version__
 from fedsift.data import DataError, RemoteData
+from fedsift.data.coding import has_classes
 from fedsift.data.covariates import Covariate, agree, columns_of
 from fedsift.data.errors import listed
 from fedsift.engines.flower.link import GridLink, Policy, SitesError
@@ -87,11 +88,12 @@ def classes_of(said: Mapping[str, Mapping[str, Any]], outcome: str) -> tuple[str
         DataError: their targets are of different kinds.
     """
     kinds = {site: facts["labels"]["kind"] for site, facts in said.items()}
-    if outcome == "regression" or (outcome == "auto" and "measured" in kinds.values()):
+    number = outcome != "auto" and not has_classes(outcome)
+    if number or (outcome == "auto" and "measured" in kinds.values()):
         odd = [site for site, kind in kinds.items() if kind == "text"]
         if odd:
             raise DataError(f"the target is text at {listed(odd)}, and measured at other sites")
-        return "regression", ()
+        return (outcome if number else "regression"), ()
     odd = [site for site, kind in kinds.items() if kind == "measured"]
     if odd:
         raise DataError(

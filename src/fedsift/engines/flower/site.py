@@ -28,7 +28,7 @@ from fedsift.engines.flower.parts import (
     with_tensors,
 )
 from fedsift.engines.flower.work import SiteWork
-from fedsift.evaluation import measure_sums
+from fedsift.evaluation import measure_sums, site_hazards
 from fedsift.forgetting import median_margin, remade
 from fedsift.problems import Problem
 
@@ -75,6 +75,7 @@ class Site:
             "sums": self._sums,
             "moments": self._moments,
             "margin": self._margin,
+            "hazard": self._hazard,
             "evaluate": self._evaluate,
             "exchange": self._exchange,
             "end": self._end,
@@ -143,6 +144,12 @@ class Site:
         data, problem = self.rows(part.facts["data"]), self._problem(part.facts["problem"])
         margin = median_margin(problem, tensors_of(part), data.x)
         return with_tensors({"kind": "margin"}, {"margin": margin})
+
+    def _hazard(self, part: Part) -> Part:
+        """Say the cumulative baseline hazard at the times that were agreed on."""
+        data, problem = self.rows(part.facts["data"]), self._problem(part.facts["problem"])
+        hazard = site_hazards(problem, tensors_of(part), data, part.facts["times"])[0]
+        return with_tensors({"kind": "hazard"}, {"hazard": hazard})
 
     def _evaluate(self, part: Part) -> Part:
         """Say the sums of the measures of each seed's parameters over the rows."""

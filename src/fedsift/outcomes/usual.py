@@ -1,53 +1,19 @@
-"""Outcomes: what the target is, the loss of a prediction, and the measures of a fit.
-
-Every function works row by row on the model's output, [n, K] (K = 1 for regression and binary), so
-that sites can add up sums and counts and never send a row.
-"""
+"""Numbers and classes: squared error, logistic and softmax loss."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-
-class Outcome(Protocol):
-    """A kind of target with its loss and its measures."""
-
-    @property
-    def name(self) -> str:
-        """The kind of target."""
-
-    @property
-    def measure(self) -> str:
-        """The name of the headline measure, larger is better: ``r2`` or ``accuracy``."""
-
-    @property
-    def null_loss(self) -> float:
-        """The loss of a model that knows nothing: the unit of what a feature explains."""
-
-    def loss(self, output: Tensor, y: Tensor) -> Tensor:
-        """Return the loss of each row, [n]."""
-
-    def slope(self, output: Tensor, y: Tensor) -> Tensor:
-        """Return the derivative of each row's loss in its output, [n, K]."""
-
-    def measures(self, output: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """Return the row values [n] whose weighted means `summarise` needs."""
-
-    def summarise(self, means: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return ``loss`` and the headline measure from the weighted means over rows."""
-
-    def predict(self, output: Tensor) -> Tensor:
-        """Return the prediction for each row: values [n], or class codes [n]."""
+from fedsift.outcomes.base import ByRow
 
 
 @dataclass(frozen=True)
-class Squared:
+class Squared(ByRow):
     """A continuous target in standard units with the squared error, ``(output - y)²`` (no ½)."""
 
     name: str = "regression"
@@ -73,7 +39,7 @@ class Squared:
 
 
 @dataclass(frozen=True)
-class Logistic:
+class Logistic(ByRow):
     """A binary target, codes 0 and 1, one logit, with the log-loss in nats."""
 
     name: str = "binary"
@@ -99,7 +65,7 @@ class Logistic:
 
 
 @dataclass(frozen=True)
-class Softmax:
+class Softmax(ByRow):
     """A target of K = ``n_classes`` classes, codes 0..K-1, with the cross-entropy in nats."""
 
     n_classes: int = 2
@@ -128,18 +94,3 @@ class Softmax:
 
     def predict(self, output: Tensor) -> Tensor:
         return output.argmax(-1)
-
-
-OUTCOMES: dict[str, Outcome] = {o.name: o for o in (Squared(), Logistic(), Softmax())}
-
-
-def make_outcome(name: str, n_classes: int = 2) -> Outcome:
-    """Return the outcome of a name; ``n_classes`` matters for ``multiclass``.
-
-    Raises:
-        ValueError: there is none of that name.
-    """
-    if name not in OUTCOMES:
-        msg = f"no outcome {name!r}; use one of {', '.join(OUTCOMES)}"
-        raise ValueError(msg)
-    return Softmax(n_classes) if name == "multiclass" else OUTCOMES[name]

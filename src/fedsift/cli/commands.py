@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedsift.cli.demo import demo
 from fedsift.cli.deploy import deploy
 from fedsift.cli.failures import DONE, NOT_MET, StoppedError, UsageError
 from fedsift.cli.forget import forget, requests, verify
@@ -72,6 +73,7 @@ def root(
     """Find the few features that matter, in data that stay at their sites."""
 
 
+app.command()(demo)
 app.command()(inspect)
 app.command()(plan)
 app.command("check-site")(check_site)

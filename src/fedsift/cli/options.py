@@ -706,7 +706,8 @@ def takes_request(
         for p in list(inspect.signature(command).parameters.values())[1:]
     ]
 
-    place = [p.name for p in shared].index("features")  # the first of its group in the help
+    first = (place for place, p in enumerate(shared) if p.name == "features")  # of its group
+    place = next(first, len(shared))
 
     def called(**given: Any) -> None:
         mine = {p.name: given.pop(p.name) for p in own}

@@ -437,7 +437,7 @@ def test_a_record_can_be_signed(tmp_path: Path) -> None:
     ed25519 = pytest.importorskip("cryptography.hazmat.primitives.asymmetric.ed25519")
     from cryptography.hazmat.primitives import serialization
 
-    from fedsift.unlearning.audit import check_signature
+    from fedsift.signing import check_signature
 
     keys = []
     for name in ("own.pem", "other.pem"):

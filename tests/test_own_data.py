@@ -5,7 +5,10 @@ import re
 import shlex
 from pathlib import Path
 
+import torch
+
 from fedsift.cli import main
+from fedsift.data import golub38, iid, read_sites
 from tests.test_typical_mistakes import site, written
 
 PAGE = Path(__file__).parents[1] / "docs" / "own-data.md"
@@ -32,3 +35,17 @@ def test_the_page_leads_from_files_to_predictions(tmp_path, monkeypatch, capsys)
         table = list(csv.DictReader(stream))
     assert len(table) == 7
     assert {row["predicted_diagnosis"] for row in table} <= {"sick", "well"}
+
+
+def test_a_demo_as_site_files_has_the_rows_of_the_demo(tmp_path, capsys):
+    folder = str(tmp_path / "sites")
+    assert main(["demo", folder, "--sites", "3", "--seed", "2"]) == 0
+    files = capsys.readouterr().out.split()
+    assert files == [str(tmp_path / "sites" / f"site_{number}.csv") for number in (1, 2, 3)]
+    read, spread = read_sites(files, "diagnosis", id_column="id"), iid(golub38(), 3, 2)
+    assert (read.sites, read.rows, read.features) == (spread.sites, spread.rows, spread.features)
+    assert torch.equal(read.x, spread.x)
+    assert torch.equal(read.y, spread.y)
+    assert main(["demo", folder]) == 2
+    assert "is not empty" in capsys.readouterr().err
+    assert main(["demo", folder, "--demo", "synthetic", "--overwrite"]) == 2

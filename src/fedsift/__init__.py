@@ -12,13 +12,14 @@ if TYPE_CHECKING:
     from fedsift import data, sets, trackers, vi
     from fedsift._version import __version__
     from fedsift.algorithms import FUMEGS, EFLoPS, FedAvg, FedHT, FedIterHT, Lippax, Scaffold
-    from fedsift.api import compare, fit, forget
+    from fedsift.api import compare, fit, fit_plan, forget, write_plan
     from fedsift.callbacks import CallbackError
     from fedsift.data import DataError, DataWarning, FederatedData
     from fedsift.estimators import FederatedSparseClassifier, FederatedSparseRegressor
     from fedsift.evaluation import evaluate
     from fedsift.methods import METHODS
     from fedsift.models import from_module, linear
+    from fedsift.plans import AnalysisPlan, read_plan
     from fedsift.privacy import Privacy
     from fedsift.problems import Problem, supervised
     from fedsift.recovery import TrainingError
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = [
     "FUMEGS",
     "METHODS",
+    "AnalysisPlan",
     "CallbackError",
     "DataError",
     "DataWarning",
@@ -57,21 +59,25 @@ __all__ = [
     "data",
     "evaluate",
     "fit",
+    "fit_plan",
     "forget",
     "from_module",
     "linear",
     "load_run",
+    "read_plan",
     "sets",
     "solve",
     "supervised",
     "trackers",
     "train",
     "vi",
+    "write_plan",
 ]
 
 _HOME = {
     "FUMEGS": "algorithms",
     "METHODS": "methods",
+    "AnalysisPlan": "plans",
     "CallbackError": "callbacks",
     "DataError": "data",
     "DataWarning": "data",
@@ -96,13 +102,16 @@ _HOME = {
     "compare": "api",
     "evaluate": "evaluation",
     "fit": "api",
+    "fit_plan": "api",
     "forget": "api",
     "from_module": "models",
     "linear": "models",
     "load_run": "runs",
+    "read_plan": "plans",
     "solve": "solving",
     "supervised": "problems",
     "train": "training",
+    "write_plan": "api",
 }
 
 

@@ -1,4 +1,4 @@
-"""What a Python user calls: `fit` and `compare` on federated data, and `forget`."""
+"""What a Python user calls: `fit` and `compare` on federated data, plans, and `forget`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any, Literal, TypedDict, Unpack
 from pydantic import ValidationError
 from torch import Tensor
 
+from fedsift import plans
 from fedsift.aggregation import Rule
 from fedsift.callbacks import Callback
 from fedsift.controlled import DecoyRule
@@ -19,11 +20,13 @@ from fedsift.data.standardise import How
 from fedsift.decoys import How as Decoys
 from fedsift.locks import claim
 from fedsift.methods import Messages, find_method
+from fedsift.plans import AnalysisPlan
 from fedsift.privacy import Privacy
 from fedsift.private_fits import refuse
 from fedsift.reporting import write_report
 from fedsift.run_folder import read_facts
 from fedsift.runs import Run
+from fedsift.sign_offs import check_signed
 from fedsift.sparsity import Schedule
 from fedsift.stability import Assumption
 from fedsift.studies import Settings, check_request, refused
@@ -136,10 +139,119 @@ def fit(
         **options,
     )
     with _folder(out, data, settings, [method], overwrite=overwrite, resume=resume) as path:
-        cases = split_cases(data, settings)
-        run = run_fit(cases, settings, path=path, callbacks=callbacks, beside=beside)
-        if path is not None:
-            write_report(path)
+        return _fitted(data, settings, path, beside, callbacks)
+
+
+def write_plan(
+    path: str | Path,
+    data: FederatedData,
+    *,
+    title: str = "",
+    id_column: str | None = None,
+    site_column: str | None = None,
+    weight_column: str | None = None,
+    time_column: str | None = None,
+    drop: Sequence[str] = (),
+    separator: str | None = None,
+    min_rows: int = 5,
+    overwrite: bool = False,
+    method: str = "eflops",
+    features: int | None = None,
+    density: float | None = None,
+    seeds: int = 30,
+    splits: int = 10,
+    rounds: int | None = None,
+    privacy: Privacy | None = None,
+    **options: Unpack[Options],
+) -> AnalysisPlan:
+    """Write down what a study will do, for its sites to check and sign (docs/analysis-plan.md).
+
+    ``path`` is a TOML file. ``data`` are rows of some sites, as `read_sites` reads them, of which
+    only names are kept; ``id_column`` to ``separator`` say the same of the sites' files as there.
+    A site has ``min_rows`` rows at least, and ``title`` is for people. The other arguments are
+    those of `fit`.
+
+    Raises:
+        ValueError: a setting is out of range, or cannot be met with such data.
+        RunError: there is a file already.
+    """
+    settings = _settings(
+        method=method,
+        features=features,
+        density=density,
+        seeds=seeds,
+        splits=splits,
+        rounds=rounds,
+        privacy=privacy,
+        **options,
+    )
+    plan = plans.make_plan(
+        data,
+        settings,
+        title=title,
+        id_column=id_column,
+        site_column=site_column,
+        weight_column=weight_column,
+        time_column=time_column,
+        drop=tuple(drop),
+        separator=separator,
+        min_rows=min_rows,
+    )
+    plans.write_plan(plan, Path(path), overwrite=overwrite)
+    return plan
+
+
+def fit_plan(
+    plan: AnalysisPlan | str | Path,
+    data: FederatedData,
+    *,
+    signed: Sequence[str | Path] = (),
+    out: str | Path | None = None,
+    overwrite: bool = False,
+    resume: bool = False,
+    beside: Sequence[str] = BESIDE,
+    callbacks: Sequence[Callback] = (),
+) -> Run:
+    """Do what an analysis plan says, as `fit` does it, and nothing else.
+
+    ``plan`` is from `read_plan` or `write_plan`, or its file; ``data`` are rows of the sites, as
+    ``plan.read(files)`` reads them. With ``signed``, sign-offs or folders of them, every site must
+    have signed the plan. The other arguments are those of `fit`.
+
+    Raises:
+        ValueError: the rows are not what the plan asks for, or this release has other defaults.
+        RunError: the plan was changed, a site did not sign it, or as `fit` says.
+    """
+    if not isinstance(plan, AnalysisPlan):
+        plan = plans.read_plan(plan)
+    plan.check(data)
+    sizes = dict(zip(data.sites, data.sizes, strict=True))
+    facts = plan.facts | {"signed": check_signed(plan, sizes, [Path(place) for place in signed])}
+    settings = plan.settings
+    with _folder(
+        out, data, settings, [settings.method], overwrite=overwrite, resume=resume
+    ) as path:
+        return _fitted(data, settings, path, beside, callbacks, facts)
+
+
+def _fitted(
+    data: FederatedData,
+    settings: Settings,
+    path: Path | None,
+    beside: Sequence[str],
+    callbacks: Sequence[Callback],
+    analysis_plan: dict[str, Any] | None = None,
+) -> Run:
+    run = run_fit(
+        split_cases(data, settings),
+        settings,
+        path=path,
+        callbacks=callbacks,
+        beside=beside,
+        analysis_plan=analysis_plan,
+    )
+    if path is not None:
+        write_report(path)
     return run
 
 

@@ -15,11 +15,13 @@ from fedsift.data import (
     golub38,
     golub72,
     iid,
+    read_as,
     read_sites,
     synthetic_regression,
 )
 from fedsift.data.coding import Asked
 from fedsift.data.paths import site_name
+from fedsift.plans import read_plan
 from fedsift.studies import Case, Settings
 from fedsift.workflows import split_cases
 
@@ -43,6 +45,7 @@ class Source(BaseModel):
 
     Attributes:
         files: site files; the other arguments of `read_sites` follow.
+        plan: file of the analysis plan by which the site files are read, if there is one.
         demo: ``golub`` (embedded), ``golub72`` (raw files in ``data``) or ``synthetic``.
         sites: how many sites a named data set is spread over.
         partition: how; by default ``iid``, and ``dirichlet_counts`` for synthetic data.
@@ -70,6 +73,7 @@ class Source(BaseModel):
     drop: tuple[str, ...] = ()
     covariates: tuple[str, ...] = ()
     separator: str | None = None
+    plan: str | None = None
     demo: Demo | None = None
     sites: int = Field(SITES, ge=1)
     partition: Partition | None = None
@@ -121,6 +125,8 @@ class Source(BaseModel):
         return split_cases(self._real(settings.seed), settings)
 
     def _real(self, seed: int) -> FederatedData:
+        if self.plan is not None:
+            return read_as(list(self.files), read_plan(self.plan).data)
         if self.demo is None:
             return read_sites(
                 list(self.files),

@@ -6,7 +6,7 @@ import logging
 import math
 import platform
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -140,10 +140,12 @@ def run_fit(
     path: Path | None = None,
     callbacks: Sequence[Callback] = (),
     beside: Sequence[str] = BESIDE,
+    analysis_plan: Mapping[str, Any] | None = None,
 ) -> Run:
     """Fit the method on every case, and the methods beside it where there are test rows.
 
     The last case is the reported one. In a folder, what is finished is not computed again.
+    ``analysis_plan``: what is kept of the plan that is followed, if there is one.
 
     Raises:
         RunError: the folder was started with other data or settings.
@@ -158,7 +160,7 @@ def run_fit(
         )
         raise ValueError(msg)
     began = time.perf_counter()
-    more: dict[str, Any] = {"beside": list(beside)}
+    more: dict[str, Any] = {"beside": list(beside), "analysis_plan": analysis_plan}
     private = planned_privacy(cases[-1].train, settings)
     if private is not None:  # said before anything is told, should the run be stopped
         more["privacy"] = promise(*private)

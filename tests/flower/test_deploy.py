@@ -9,8 +9,19 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from fedsift.cli import main
+from fedsift.data import DataError
+from fedsift.data.dictionary import columns_fingerprint
+from fedsift.deployment.at_site import node
+from fedsift.deployment.demo import write_sites
 from fedsift.deployment.keys import write_keys
+from fedsift.deployment.plan import Plan
+from fedsift.deployment.serving import serve
 from fedsift.deployment.writing import read_plan
+from fedsift.plans import make_plan
+from fedsift.run_folder import read_facts
+from fedsift.studies import Settings
+from tests.flower.fake import FakeGrid
+from tests.laws import rows
 
 APP = ["--target", "diagnosis", "--features", "3"]
 
@@ -82,3 +93,31 @@ def test_keys_are_private_and_the_certificate_is_the_servers(tmp_path: Path) -> 
     assert keys.public("berlin").read_text().startswith("ecdsa-sha2-nistp384 ")
     with pytest.raises(FileExistsError):
         write_keys(tmp_path / "keys", "10.1.2.3", ["berlin"])
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_a_deployment_is_of_the_columns_of_its_analysis_plan(tmp_path: Path, moved: bool) -> None:
+    """The same columns in another order are others: their order is the model's."""
+    data = rows("binary", sizes=(8, 9))
+    files = write_sites(data, tmp_path / "sites")
+    settings = Settings(features=3, seeds=1, splits=0, rounds=2, tuning_rounds=1)
+    if moved:
+        data = data.select_features(data.features[::-1])
+    agreed = make_plan(data, settings, id_column="id")
+    plan = Plan(
+        settings=settings,
+        sites=tuple(file.stem for file in files),
+        target=data.target,
+        id_column="id",
+        out=str(tmp_path / "run"),
+        analysis_plan=agreed.facts | {"signed": []},
+        columns=columns_fingerprint(agreed.data),
+    )
+    config = plan.to_config()
+    grid = FakeGrid({n: node({"data": str(f)}, config) for n, f in enumerate(files, start=11)})
+    if moved:
+        with pytest.raises(DataError, match="are not those of the analysis plan"):
+            serve(grid, config)
+    else:
+        serve(grid, config)
+        assert read_facts(tmp_path / "run")["analysis_plan"] == plan.analysis_plan

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedsift.cli.demo import demo
 from fedsift.cli.deploy import deploy
 from fedsift.cli.failures import DONE, NOT_MET, StoppedError, UsageError
 from fedsift.cli.forget import forget, requests, verify
 from fedsift.cli.inspect import inspect
 from fedsift.cli.interrupts import stopping_in_order
-from fedsift.cli.options import METHOD, OUTPUT, Request, takes_request
+from fedsift.cli.options import METHOD, OUTPUT, USUAL, PlanFile, Request, Signed, takes_request
+from fedsift.cli.plan import Planned, check_site, plan, planned
 from fedsift.cli.reproduce import reproduce
 from fedsift.cli.rerun import rerun
 from fedsift.cli.solve import solve
@@ -71,7 +73,10 @@ def root(
     """Find the few features that matter, in data that stay at their sites."""
 
 
+app.command()(demo)
 app.command()(inspect)
+app.command()(plan)
+app.command("check-site")(check_site)
 app.command()(reproduce)
 app.command()(rerun)
 app.command()(tune)
@@ -86,14 +91,17 @@ for command in (forget, verify, requests):
 def fit(
     request: Request,
     method: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--method",
             help="eflops, flops, fedavg, fedht, fediterht, oneshot, central, abess, lasso, local.",
             metavar="NAME",
             rich_help_panel=METHOD,
+            show_default="eflops",
         ),
-    ] = "eflops",
+    ] = None,
+    plan: PlanFile = None,
+    signed: Signed = None,
     track: Track = None,
 ) -> None:
     """Find the features that predict a target, and how well they do it.
@@ -106,9 +114,11 @@ def fit(
 
     fedsift fit all.parquet --target response --site-column hospital --id patient --density .01
 
+    fedsift fit --plan plan.toml berlin.csv paris.csv rome.csv --signed signed
+
     fedsift fit --demo synthetic --samples 400 --features-total 1000 --json
     """
-    _study(request, "fit", [method], track)
+    _study(request, "fit", [method or USUAL], track, planned(plan, method, signed))
 
 
 @app.command()
@@ -288,7 +298,13 @@ def export(
     print(export_run(load_run(run), to, overwrite=overwrite))
 
 
-def _study(request: Request, command: str, methods: list[str], track: list[str] | None) -> None:
+def _study(
+    request: Request,
+    command: str,
+    methods: list[str],
+    track: list[str] | None,
+    follows: Planned | None = None,
+) -> None:
     """Check everything that can be checked, then do the work of fit or compare."""
     from fedsift.cli.output import notes
     from fedsift.cli.targets import known_results, missed, parse
@@ -297,15 +313,20 @@ def _study(request: Request, command: str, methods: list[str], track: list[str] 
     from fedsift.private_fits import refuse
     from fedsift.studies import check_request
 
-    source = request.source()
-    for name in methods:
-        find_method(name)
-    settings = request.settings(source, methods[0])
+    if follows is None:
+        source = request.source()
+        for name in methods:
+            find_method(name)
+        settings = request.settings(source, methods[0])
+    else:
+        source, settings = follows.request(request)
+        methods = [settings.method]
     if command == "compare":
         refuse(settings.privacy, "compared")
     with notes(quiet=request.quiet):
         cases = source.cases(settings)
         data = cases[-1].train
+        analysis_plan = None if follows is None else follows.check(data)
         check_request(settings, methods, data)
         known = known_results(
             data.outcome,
@@ -328,7 +349,15 @@ def _study(request: Request, command: str, methods: list[str], track: list[str] 
             claim(path, overwrite=request.overwrite, inputs=source.files),
         ):
             results, text = _run(
-                command, source, settings, methods, cases, path, trackers, quiet=request.quiet
+                command,
+                source,
+                settings,
+                methods,
+                cases,
+                path,
+                trackers,
+                analysis_plan,
+                quiet=request.quiet,
             )
     figures = results["methods"] if command == "compare" else results
     lines = missed(targets, figures)
@@ -356,6 +385,7 @@ def _run(
     cases: tuple[Case, ...],
     path: Path,
     trackers: Sequence[Tracker],
+    analysis_plan: Mapping[str, Any] | None = None,
     *,
     quiet: bool,
 ) -> tuple[dict[str, Any], Callable[[], None]]:
@@ -385,7 +415,14 @@ def _run(
                     f"The run is in {path}.",
                 )
             else:
-                run = run_fit(cases, settings, source=described, path=path, callbacks=callbacks)
+                run = run_fit(
+                    cases,
+                    settings,
+                    source=described,
+                    path=path,
+                    callbacks=callbacks,
+                    analysis_plan=analysis_plan,
+                )
                 results, content, last = run.results, lambda: fit_report(run), next_steps(run)
     except (KeyboardInterrupt, CallbackError) as error:
         if not (path / "run.json").exists():

@@ -14,11 +14,14 @@ import typer
 
 from fedsift.cli.failures import UsageError
 from fedsift.cli.interrupts import stopping_in_order
-from fedsift.cli.options import METHOD, Request
+from fedsift.cli.options import METHOD, USUAL, PlanFile, Request, Signed
+from fedsift.cli.plan import Planned, planned
 
 if TYPE_CHECKING:
     from fedsift.deployment.plan import Plan
     from fedsift.runs import Run
+    from fedsift.sources import Source
+    from fedsift.studies import Settings
 
 PLACE, WAIT = "Where", "Sites that do not answer"
 
@@ -33,6 +36,8 @@ def _option(*names: str, text: str, panel: str, metavar: str | None = None) -> A
 class _Asked:
     """What belongs to a deployment, and not to its study; None for what was not said."""
 
+    method: str
+    follows: Planned | None
     sites: list[str]
     min_rows: int | None
     below_min_rows: str | None
@@ -45,14 +50,17 @@ class _Asked:
 def deploy(
     request: Request,
     method: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--method",
             help="eflops, flops, fedavg, fedht, fediterht.",
             metavar="NAME",
             rich_help_panel=METHOD,
+            show_default=USUAL,
         ),
-    ] = "eflops",
+    ] = None,
+    plan: PlanFile = None,
+    signed: Signed = None,
     loopback: Annotated[
         int | None,
         _option(
@@ -135,15 +143,27 @@ def deploy(
 
     fedsift deploy app --target diagnosis --features 5 --site berlin --site paris --site rome
 
+    fedsift deploy app --plan plan.toml --site berlin --site paris --site rome --signed signed
+
     fedsift deploy app --keys server.example.org
 
     fedsift deploy --loopback 3 --demo golub
 
     fedsift deploy --loopback 3 berlin.csv paris.csv rome.csv --target diagnosis --features 5
     """
-    asked = _Asked(site or [], min_rows, below_min_rows, quorum, deadline, patience, wait)
+    asked = _Asked(
+        method or USUAL,
+        planned(plan, method, signed),
+        site or [],
+        min_rows,
+        below_min_rows,
+        quorum,
+        deadline,
+        patience,
+        wait,
+    )
     if loopback is not None:
-        _loopback(request, method, asked, loopback, sites_per_node, tls=tls, check=check)
+        _loopback(request, asked, loopback, sites_per_node, tls=tls, check=check)
         return
     if len(request.files or []) != 1:
         raise UsageError("name the folder of the app, or run it on this machine with --loopback N")
@@ -154,15 +174,45 @@ def deploy(
     if not asked.sites:
         raise UsageError("--site is missing: name each site that takes part, --site A --site B")
     named = replace(request, files=[f"{name}.csv" for name in asked.sites], out=None)
-    plan = _plan(named, method, asked, asked.sites, str(request.out or "runs/deployment"))
-    _write(folder, plan, overwrite=request.overwrite)
+    deployment = _plan(named, asked, asked.sites, str(request.out or "runs/deployment"))
+    _write(folder, deployment, overwrite=request.overwrite)
 
 
-def _plan(request: Request, method: str, asked: _Asked, sites: Sequence[str], out: str) -> Plan:
-    """Return the plan of a request."""
-    from fedsift.deployment.plan import DEFAULTS, Plan
+def _study(request: Request, asked: _Asked) -> tuple[Source, Settings]:
+    """Return the files and settings: those of the analysis plan, or what was said."""
+    from fedsift.deployment.plan import DEFAULTS
 
+    if asked.follows is not None:
+        return asked.follows.request(request)
     source = request.source()
+    unsaid = {k: v for k, v in DEFAULTS.items() if getattr(request, k, None) is None}
+    return source, request.settings(source, asked.method).model_copy(update=unsaid)
+
+
+def _analysis_plan(asked: _Asked, sites: Sequence[str]) -> dict[str, Any]:
+    """Return what a deployment has of its analysis plan, nothing without one."""
+    from fedsift.data.dictionary import columns_fingerprint
+
+    if asked.follows is None:
+        return {}
+    data = asked.follows.plan().data
+    if asked.min_rows not in {None, data.min_rows}:
+        raise UsageError(
+            f"--min-rows {asked.min_rows} contradicts {asked.follows.path}, which has"
+            f" {data.min_rows}; leave the option out, or change the plan"
+        )
+    return {
+        "analysis_plan": asked.follows.facts(dict.fromkeys(sites)),
+        "columns": columns_fingerprint(data),
+        "min_rows": data.min_rows,
+    }
+
+
+def _plan(request: Request, asked: _Asked, sites: Sequence[str], out: str) -> Plan:
+    """Return the plan of a request."""
+    from fedsift.deployment.plan import Plan
+
+    source, settings = _study(request, asked)
     for name in ("site_column", "features_in_common"):
         if getattr(source, name):
             raise UsageError(
@@ -174,9 +224,9 @@ def _plan(request: Request, method: str, asked: _Asked, sites: Sequence[str], ou
         "id_column", "weight_column", "time_column", "outcome", "drop", "impute", "covariates",
         "separator",
     )  # fmt: skip
-    unsaid = {k: v for k, v in DEFAULTS.items() if getattr(request, k, None) is None}
+    given |= _analysis_plan(asked, sites)
     return Plan(
-        settings=request.settings(source, method).model_copy(update=unsaid),
+        settings=settings,
         sites=tuple(sites),
         target=source.target or "",
         out=out,
@@ -204,7 +254,6 @@ def _keys(folder: Path, host: str) -> None:
 
 def _loopback(
     request: Request,
-    method: str,
     asked: _Asked,
     count: int,
     per_node: int,
@@ -223,10 +272,10 @@ def _loopback(
     if count < 1 or per_node < 1:
         raise UsageError(f"--loopback {count} --sites-per-node {per_node}; give 1 or more")
     with _folder() as work, notes(quiet=request.quiet), stopping_in_order():
-        path = request.out or free_folder(request.source(), "fit", make=False)
+        path = request.out or free_folder(_study(request, asked)[0], "fit", make=False)
         check_free(path, overwrite=request.overwrite)
         request, files = _files(request, count, work)
-        plan = _plan(request, method, asked, [site_name(f) for f in files], str(path.absolute()))
+        plan = _plan(request, asked, [site_name(f) for f in files], str(path.absolute()))
         if check and plan.settings.privacy is not None:
             raise UsageError("--check compares two runs, and private ones differ; leave it out")
         simulated = _simulated(plan, files) if check else None
@@ -272,11 +321,12 @@ def _folder() -> Iterator[Path]:
 
 def _files(request: Request, count: int, work: Path) -> tuple[Request, list[Path]]:
     """Return the request for site files, and the files, those of a demo written first."""
+    from fedsift.data.paths import site_files
     from fedsift.deployment.demo import write_sites
     from fedsift.studies import Settings
 
     if request.demo is None:
-        files = [Path(file) for file in request.source().files]
+        files = site_files(request.files or [])
         if len(files) != count:
             raise UsageError(f"--loopback {count}, and {len(files)} site files; give one a site")
         return request, files

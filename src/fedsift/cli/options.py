@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
@@ -15,12 +15,14 @@ from fedsift.cli.failures import UsageError
 from fedsift.flags import flag
 
 if TYPE_CHECKING:
+    from fedsift.plans import AnalysisPlan
     from fedsift.privacy import Privacy
     from fedsift.sources import Source
     from fedsift.studies import Settings
 
-FILES, DEMO, METHOD, ERRORS, PRIVACY, TRAINING, OUTPUT = (
+FILES, PLAN, DEMO, METHOD, ERRORS, PRIVACY, TRAINING, OUTPUT = (
     "Your data",
+    "Analysis plan",
     "Demo data",
     "Method",
     "Error control",
@@ -34,6 +36,30 @@ def _option(*names: str, group: str, text: str, metavar: str | None = None) -> A
     return typer.Option(
         *names, help=text, metavar=metavar, rich_help_panel=group, show_default=False
     )
+
+
+USUAL = "eflops"  # the method, where none is named
+
+Signed = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--signed",
+        help="Sign-off of a site, or a folder of them: every site must have signed the plan.",
+        metavar="PATH",
+        rich_help_panel=PLAN,
+        show_default=False,
+    ),
+]
+PlanFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--plan",
+        help="Do what this analysis plan says (fedsift plan).",
+        metavar="FILE",
+        rich_help_panel=PLAN,
+        show_default=False,
+    ),
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -544,6 +570,58 @@ class Request:
             raise UsageError(f"{other} does not go with --time and --event; leave it out")
         return {"target": self.event, "outcome": "survival"}
 
+    def of_plan(self, plan: AnalysisPlan, path: Path, method: str | None) -> Source:
+        """Return the site files as a plan reads them; refuse what says otherwise than the plan.
+
+        Raises:
+            UsageError: the text names the option.
+        """
+        from fedsift.data.paths import site_files
+        from fedsift.sources import Source
+
+        for name in ("features_in_common", *_FOR_DEMOS):
+            if getattr(self, name) not in {None, False}:
+                raise UsageError(f"{flag(name)} does not go with --plan; leave it out")
+        if not self.files:
+            raise UsageError(f"name the site files that {path} is of")
+        for option, given, planned in self._beside(plan, method):
+            if given != planned:
+                shown = "none" if planned in {None, ()} else _shown(planned)
+                raise UsageError(
+                    f"{option} {_shown(given)} contradicts {path}, which has {shown}; leave the"
+                    " option out, or change the plan"
+                )
+        columns = plan.data.model_dump(exclude={"classes", "min_rows", "features", "covariates"})
+        return Source(
+            files=tuple(str(file.absolute()) for file in site_files(self.files)),
+            plan=str(path.absolute()),
+            covariates=tuple(plan.data.covariates),
+            **columns,
+        )
+
+    def _beside(self, plan: AnalysisPlan, method: str | None) -> Iterator[tuple[str, Any, Any]]:
+        """Return the options that a plan has, as they were given and as they are planned."""
+        data, settings = plan.data, plan.settings
+        given: dict[str, Any] = {"method": method}
+        given |= {f.name: getattr(self, f.name) for f in fields(self)}
+        given["target"] = self.target or self.event
+        planned = dict(settings) | {name: getattr(data, name) for name in _COLUMNS}
+        for name in (*_COLUMNS, *type(settings).model_fields):
+            if name != "knobs" and given.get(name) is not None:
+                yield flag(name), given[name], planned[name]
+        if self.covariates is not None:
+            yield "--covariates", _names(self.covariates), tuple(data.covariates)
+        if self.drop:
+            yield "--drop", tuple(self.drop), data.drop
+        for name, value in map(_knob, self.knobs or []):
+            known = settings.knobs.get(name, plan.algorithm.get(name))
+            yield "--set", f"{name}={value}", None if known is None else f"{name}={known}"
+        for name in ("noise", "clip", "delta", "level", "epsilon"):
+            option = name if name == "epsilon" else f"privacy_{name}"
+            if given[option] is not None:
+                known = None if settings.privacy is None else getattr(settings.privacy, name)
+                yield flag(option), given[option], known
+
     def said(self, names: Sequence[str]) -> dict[str, str]:
         """Return the options of a value that were given, as they are written, but for the files."""
         values = {name: getattr(self, name) for name in names if name != "files"}
@@ -607,6 +685,10 @@ class Request:
         return Privacy(**given)
 
 
+def _shown(value: Any) -> str:
+    return ",".join(value) if isinstance(value, tuple) else str(value)
+
+
 def _names(text: str) -> tuple[str, ...]:
     """Return the columns of ``age,sex``."""
     names = tuple(name.strip() for name in text.split(",") if name.strip())
@@ -642,6 +724,10 @@ _FOR_FILES = (
     "files", "target", "event", "id_column", "site_column", "weight_column", "time_column",
     "features_in_common", "impute", "outcome", "drop", "covariates", "separator",
 )  # fmt: skip
+_COLUMNS = (
+    "target", "id_column", "site_column", "weight_column", "time_column", "impute", "outcome",
+    "separator",
+)  # fmt: skip
 _FOR_SYNTHETIC = ("samples", "features_total", "informative", "data_seeds")
 _FOR_DEMOS = ("demo", "sites", "partition", "alpha", "shift", "data", *_FOR_SYNTHETIC)
 
@@ -653,11 +739,13 @@ def _hints() -> dict[str, Any]:
 
 
 def takes_request(
-    command: Callable[..., None], only: Sequence[str] | None = None
+    command: Callable[..., None],
+    only: Sequence[str] | None = None,
+    without: Sequence[str] = (),
 ) -> Callable[..., None]:
     """Give a command, whose first argument is a `Request`, the request's fields as options.
 
-    ``only``: those that the command takes; all by default.
+    ``only``: those that the command takes, all by default, but for those ``without``.
     """
     hints = _hints()
     shared = [
@@ -665,7 +753,7 @@ def takes_request(
             f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=hints[f.name]
         )
         for f in fields(Request)
-        if only is None or f.name in only
+        if (only is None or f.name in only) and f.name not in without
     ]
     own_hints = get_type_hints(command, include_extras=True)
     own = [
@@ -673,7 +761,8 @@ def takes_request(
         for p in list(inspect.signature(command).parameters.values())[1:]
     ]
 
-    place = [p.name for p in shared].index("features")  # the first of its group in the help
+    first = (place for place, p in enumerate(shared) if p.name == "features")  # of its group
+    place = next(first, len(shared))
 
     def called(**given: Any) -> None:
         mine = {p.name: given.pop(p.name) for p in own}

@@ -73,6 +73,7 @@ def rerun(
                 cases,
                 settings,
                 beside=tuple(earlier.facts["beside"]),
+                analysis_plan=earlier.facts.get("analysis_plan"),
                 source=source.model_dump(mode="json"),
                 path=path,
                 callbacks=[] if shown is None else [shown],

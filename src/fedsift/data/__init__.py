@@ -2,6 +2,7 @@
 
 from fedsift.data.coding import Label, code_target, encode
 from fedsift.data.covariates import Covariate
+from fedsift.data.dictionary import Dictionary
 from fedsift.data.digits import digits5000, digits_test
 from fedsift.data.errors import DataError, DataWarning
 from fedsift.data.federated import FederatedData, Outcome
@@ -9,7 +10,7 @@ from fedsift.data.golub import KNOWN_GENES, golub38, golub72, golub_raw, golub_r
 from fedsift.data.mapped import MappedWriter, open_mapped, save_mapped
 from fedsift.data.named import NAMED
 from fedsift.data.partition import affine_shift, dirichlet_counts, dirichlet_labels, iid
-from fedsift.data.readers import PredictionTable, from_frame, read_sites, read_table
+from fedsift.data.readers import PredictionTable, from_frame, read_as, read_sites, read_table
 from fedsift.data.remote import RemoteData
 from fedsift.data.roles import of_role, with_roles
 from fedsift.data.splitting import halved, split
@@ -22,6 +23,7 @@ __all__ = [
     "Covariate",
     "DataError",
     "DataWarning",
+    "Dictionary",
     "FederatedData",
     "How",
     "Label",
@@ -47,6 +49,7 @@ __all__ = [
     "iid",
     "of_role",
     "open_mapped",
+    "read_as",
     "read_sites",
     "read_table",
     "save_mapped",

@@ -18,7 +18,13 @@ if TYPE_CHECKING:
     from fedsift.data.federated import FederatedData
     from fedsift.data.tables import Table
 
-__all__ = ["columns_lost", "notes_on_columns", "notes_on_rows", "notes_on_target"]
+__all__ = [
+    "columns_lost",
+    "columns_unplanned",
+    "notes_on_columns",
+    "notes_on_rows",
+    "notes_on_target",
+]
 
 _ROUNDED = "once rounded to single precision (float32; subtract what they share to keep the rest)"
 _FEW_ROWS = 2
@@ -33,6 +39,16 @@ def columns_lost(tables: Sequence[Table], roles: Roles, features: Iterable[str])
     lost = [name for name in every if name not in kept]
     if lost:
         yield f"{counted(len(lost), 'column')} left out, not being in all files: {listed(lost)}"
+
+
+def columns_unplanned(tables: Sequence[Table], known: set[str]) -> Iterator[str]:
+    """Name the columns that no plan has a purpose for."""
+    every = dict.fromkeys(
+        name for table in tables for name in table.frame.columns if name not in table.annotations
+    )
+    others = [name for name in every if name not in known]
+    if others:
+        yield f"{counted(len(others), 'column')} left out, not being planned: {listed(others)}"
 
 
 def notes_on_columns(features: Sequence[str], values: np.ndarray, *, ids: bool) -> Iterator[str]:

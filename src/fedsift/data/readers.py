@@ -19,7 +19,13 @@ from fedsift.data.files import load_table
 from fedsift.data.frames import table_of_frame
 from fedsift.data.grouping import group_rows
 from fedsift.data.missing import refuse_empty, refuse_missing
-from fedsift.data.notes import columns_lost, notes_on_columns, notes_on_rows, notes_on_target
+from fedsift.data.notes import (
+    columns_lost,
+    columns_unplanned,
+    notes_on_columns,
+    notes_on_rows,
+    notes_on_target,
+)
 from fedsift.data.paths import site_files, site_name
 from fedsift.data.tables import Tables
 
@@ -29,9 +35,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fedsift.data.covariates import Covariate
+    from fedsift.data.dictionary import Dictionary
     from fedsift.data.tables import Table
 
-__all__ = ["PredictionTable", "from_frame", "read_sites", "read_table"]
+__all__ = ["PredictionTable", "from_frame", "read_as", "read_sites", "read_table"]
 
 
 def read_sites(
@@ -90,6 +97,22 @@ def read_sites(
     return _joined(tables, roles, outcome, impute, features_in_common=features_in_common)
 
 
+def read_as(paths: str | Path | Sequence[str | Path], dictionary: Dictionary) -> FederatedData:
+    """Read site files as a data dictionary says: its columns by name, its classes and levels.
+
+    Other columns are left alone, with a note.
+
+    Raises:
+        DataError: a column is absent, a value is no class or level, or as `read_sites` says.
+    """
+    files = site_files(paths)
+    check_stems(files)
+    tables = Tables(tuple(load_table(path, dictionary.separator) for path in files))
+    for table in tables.parts:
+        _check_present(table, dictionary.features)
+    return _joined(tables, dictionary.roles, dictionary.outcome, dictionary.impute, dictionary)
+
+
 def from_frame(
     frame: Any,
     target: str,
@@ -136,22 +159,32 @@ def _joined(
     roles: Roles,
     outcome: str,
     impute: Literal["mean"] | None,
+    dictionary: Dictionary | None = None,
     *,
     features_in_common: bool = False,
 ) -> FederatedData:
     """Return the rows of all tables, with notes, which are said as a warning to the user's line."""
     roles.check(tables.parts)
-    target = roles.target
-    features = common_features(tables.parts, roles, intersect=features_in_common)
-    if roles.time is None:
-        labels = complete_labels(tables, target)
+    target, labels = roles.target, complete_labels(tables, roles.target)
+    if dictionary is None:
+        features = common_features(tables.parts, roles, intersect=features_in_common)
+        lost = columns_lost(tables.parts, roles, features)
+    else:
+        features = list(dictionary.features)
+        lost = columns_unplanned(tables.parts, {*features, *dictionary.taken})
+    if roles.time is not None:
+        y, kind, classes = Coded(event_times(tables, target, roles.time), "survival", ())
+    elif dictionary is None or not dictionary.classes:
         y, kind, classes = code_target(labels, outcome, target, tables.where)
     else:
-        y, kind, classes = Coded(event_times(tables, target, roles.time), "survival", ())
+        kind, classes = dictionary.outcome, dictionary.classes
+        y = encode(labels, classes, target, tables.where)
     sites, ids = _sites(tables, roles.site), row_ids(tables, roles.id)
     _check_ids(tables, ids, sites)
     weight = row_weights(tables, roles.weight)
-    staying = read_covariates(tables, roles.covariates)
+    staying = (
+        read_covariates(tables, roles.covariates) if dictionary is None else dictionary.staying
+    )
     values = np.concatenate([tables.numbers(features), code_covariates(tables, staying)], axis=1)
     candidates, n_candidates = features, len(features)
     features = [*features, *columns_of(staying)]
@@ -176,7 +209,7 @@ def _joined(
         covariates=staying,
     )
     notes = (
-        *columns_lost(tables.parts, roles, candidates),
+        *lost,
         *notes_on_columns(candidates, values[:, :n_candidates], ids=roles.id is not None),
         *notes_on_rows(values[order], dict(zip(names, data.slices, strict=True))),
         *notes_on_target(data),

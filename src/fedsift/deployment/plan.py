@@ -1,4 +1,7 @@
-"""What a deployment does: the study's settings, the sites' columns, and whom a round waits for."""
+"""What a deployment does: the study's settings, the sites' columns, and whom a round waits for.
+
+Not the analysis plan (`fedsift.plans`), which sites agree on before; a deployment may follow one.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ DEFAULTS: Mapping[str, Any] = {
 }
 """Settings that differ from a simulation's, because a round costs seconds whatever it does."""
 
-STRUCTURED = ("knobs", "privacy", "hazard_times")  # settings of several values
+STRUCTURED = ("knobs", "privacy", "hazard_times", "analysis_plan")  # of several values
 
 
 class Plan(BaseModel):
@@ -40,6 +43,8 @@ class Plan(BaseModel):
         deadline: seconds after which a round goes on without the others.
         patience: seconds after which a run with too few sites ends; it can be resumed.
         wait: seconds to wait for the sites at the start.
+        analysis_plan: what the run keeps of the analysis plan that is followed, if there is one.
+        columns: fingerprint of the columns that this has.
         out: the run's folder on the server.
         overwrite: whether a finished run there is replaced.
 
@@ -66,6 +71,8 @@ class Plan(BaseModel):
     deadline: float = Field(60.0, gt=0, allow_inf_nan=False)
     patience: float = Field(600.0, gt=0, allow_inf_nan=False)
     wait: float = Field(600.0, gt=0, allow_inf_nan=False)
+    analysis_plan: dict[str, Any] | None = None
+    columns: str | None = None
     out: str = "runs/deployment"
     overwrite: bool = False
 
@@ -126,7 +133,7 @@ class Plan(BaseModel):
     def to_config(self) -> dict[str, str | int | float | bool]:
         """Return the plan as Flower's run configuration: flat, dashes in names, no null.
 
-        Lists are joined by line breaks, which no column name has; knobs and privacy are JSON.
+        Lists are joined by line breaks, which no column name has; `STRUCTURED` values are JSON.
         """
         values = self.model_dump(mode="json")
         flat = {**values.pop("settings"), **values}
@@ -144,6 +151,6 @@ class Plan(BaseModel):
         for name in ("sites", "drop", "covariates"):
             if isinstance(given.get(name), str):
                 given[name] = [part for part in given[name].split("\n") if part]
+        given |= {name: json.loads(given[name]) for name in STRUCTURED if name in given}
         settings = {k: given.pop(k) for k in list(given) if k in Settings.model_fields}
-        settings |= {name: json.loads(settings[name]) for name in STRUCTURED if name in settings}
         return cls(settings=Settings(**settings), **given)

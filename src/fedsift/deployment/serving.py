@@ -14,6 +14,7 @@ from typing import Any
 
 from fedsift.callbacks import PLACE, label
 from fedsift.checkpoints import CheckpointError
+from fedsift.data.dictionary import columns_fingerprint
 from fedsift.data.errors import DataError
 from fedsift.deployment.plan import Plan
 from fedsift.engines.flower import GridLink, SitesError
@@ -104,10 +105,22 @@ def _fit(grid: Any, plan: Plan, out: Path, diary: Diary) -> None:
     data = connect(
         grid, diary.run, plan.wanted, sites=plan.sites, policy=plan.policy, wait=plan.wait
     )
+    if plan.columns is not None and plan.columns != columns_fingerprint(data):
+        raise DataError(
+            "the sites' columns, classes or levels are not those of the analysis plan, in its"
+            " order; check the file of each: fedsift check-site"
+        )
     check_request(plan.settings, [plan.settings.method], data)
     diary.write("running", label="counting rows", round=0)
     cases = split_cases(data, plan.settings)
-    run = run_fit(cases, plan.settings, path=out, callbacks=[diary.note], beside=())
+    run = run_fit(
+        cases,
+        plan.settings,
+        path=out,
+        callbacks=[diary.note],
+        beside=(),
+        analysis_plan=plan.analysis_plan,
+    )
     assert isinstance(data.link, GridLink)  # noqa: S101  what connect made
     run.facts["deployment"] = costs(data.link, diary)
     write_facts(out, run.facts)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import tomllib
 from pathlib import Path
-from typing import Any
 
+from fedsift import toml
 from fedsift._version import __version__
 from fedsift.deployment.plan import Plan
 from fedsift.run_folder import RunError
@@ -79,7 +78,7 @@ def read_plan(folder: Path) -> Plan:
 
 
 def _pyproject(plan: Plan) -> str:
-    config = "\n".join(f"{name} = {_toml(value)}" for name, value in plan.to_config().items())
+    config = "\n".join(toml.entries(plan.to_config()))
     return f"""[build-system]
 requires = ["hatchling"]
 build-backend = "hatchling.build"
@@ -105,11 +104,6 @@ clientapp = "{PACKAGE}.client_app:app"
 [tool.flwr.app.config]
 {config}
 """
-
-
-def _toml(value: Any) -> str:
-    """Return a TOML value; a JSON string is a TOML basic string."""
-    return json.dumps(value, ensure_ascii=False)
 
 
 def readme(plan: Plan) -> str:

@@ -1,5 +1,6 @@
 """What site files hold, before anything is fitted: counts and statistics, never a row's values."""
 
 from fedsift.inspection.facts import inspect_files
+from fedsift.inspection.planned import check_file
 
-__all__ = ["inspect_files"]
+__all__ = ["check_file", "inspect_files"]

@@ -78,7 +78,7 @@ def _limit(facts: Facts) -> Said:
     bound = (
         f"To name {kept} of {counted(facts['features'], 'feature')} without error{given} takes at"
         f" least {counted(needed, 'sample')} by any method, and about twice as many in"
-        " practice; there are {samples}."
+        f" practice; there are {samples}."
     )
     if samples >= ROOM * needed:
         yield bound, False

@@ -29,6 +29,8 @@ def fit_command(facts: Mapping[str, Any]) -> str | None:
         return None
     knobs, privacy = given.pop("knobs", {}), given.pop("privacy", None)
     words = ["fedsift", "fit", *(Path(file).name for file in source.files)]
+    if source.plan is not None:
+        return shlex.join([*words, "--plan", Path(source.plan).name])
     words += _words(source.model_dump(exclude_defaults=True, exclude={"files", "covariates"}))
     if source.covariates:
         words += ["--covariates", ",".join(source.covariates)]

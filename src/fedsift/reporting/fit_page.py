@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedsift.data.errors import counted
@@ -301,6 +301,9 @@ def _again(run: Run) -> Section:
     facts = run.facts
     command = fit_command(facts)
     blocks: list[Block] = []
+    planned = facts.get("analysis_plan")
+    if planned is not None:
+        blocks.append(Words(_planned(planned)))
     if command is not None:
         blocks.append(Words("The command, in the folder of the site files:"))
         blocks.append(Code(command))
@@ -319,10 +322,21 @@ def _again(run: Run) -> Section:
         ("how it was computed", plan),
         ("fingerprint of the data", facts["data"]["fingerprint"] or "not told"),
         ("fingerprint of the model", facts["files"]["model.safetensors"]),
+        *([("fingerprint of the plan", planned["fingerprint"])] if planned else []),
         *changed_settings(facts).items(),
     ]
     blocks.append(Table("Versions, fingerprints and settings", ("what", "value"), rows))
     return Section("again", "How to reproduce it", blocks)
+
+
+def _planned(plan: Mapping[str, Any]) -> str:
+    """Say which analysis plan was followed, and who signed it."""
+    title = f" “{plan['title']}”" if plan["title"] else ""
+    names = [
+        f"{one['site']} ({one['signed_by']}, {one['signed_at'][:10]})" for one in plan["signed"]
+    ]
+    signed = f" Signed off by {', '.join(names)}." if names else ""
+    return f"The run followed an analysis plan{title}, whose fingerprint is below.{signed}"
 
 
 def _forgotten(run: Run) -> Section | None:

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from fedsift.run_folder import RunError
-from fedsift.sealed import fingerprint, write_atomic
+from fedsift.sealed import write_atomic
+from fedsift.signing import record_hash, signed
 
 VERSION = 1
 FIRST = "0" * 64
@@ -59,11 +60,6 @@ def read_audit(file: Path) -> list[dict[str, Any]]:
     return records
 
 
-def record_hash(record: dict[str, Any]) -> str:
-    """Return the hash of a record: of all of it but the hash itself and the signature."""
-    return fingerprint({k: v for k, v in record.items() if k not in {"hash", "signature"}})
-
-
 def append_record(
     file: Path, content: dict[str, Any], key_file: Path | None = None
 ) -> dict[str, Any]:
@@ -88,64 +84,7 @@ def append_record(
         **content,
         "statement": STATEMENTS[content["guarantee"]],
     }
-    record["hash"] = record_hash(record)
-    if key_file is not None:
-        record["signature"] = _key(key_file).sign(record["hash"].encode()).hex()
+    record = signed(record, key_file)
     lines = [json.dumps(r, sort_keys=True, allow_nan=False) for r in [*records, record]]
     write_atomic(file, ("\n".join(lines) + "\n").encode())
     return record
-
-
-def check_signature(record: dict[str, Any], key_file: Path) -> bool:
-    """Tell whether a record was signed with a key (a private or public PEM file).
-
-    Raises:
-        RunError: the key cannot be read.
-    """
-    from cryptography.exceptions import InvalidSignature
-
-    key = _key(key_file, public=True)
-    try:
-        key.verify(bytes.fromhex(record.get("signature", "")), record["hash"].encode())
-    except (InvalidSignature, ValueError):
-        return False
-    return True
-
-
-def check_key(key_file: Path) -> None:
-    """Refuse a key that cannot sign.
-
-    Raises:
-        RunError: as `append_record` says.
-    """
-    _key(key_file)
-
-
-def _key(file: Path, *, public: bool = False) -> Any:
-    """Return a private key, or with ``public`` the public one of either kind of file.
-
-    Raises:
-        RunError: cryptography is not installed, or the file holds no Ed25519 key.
-    """
-    try:
-        from cryptography.hazmat.primitives import serialization
-        from cryptography.hazmat.primitives.asymmetric import ed25519
-    except ImportError as error:
-        msg = "signing needs the package cryptography: pip install 'fedsift[sign]'"
-        raise RunError(msg) from error
-    try:
-        content = file.read_bytes()
-        if public and b"PUBLIC" in content:
-            key: Any = serialization.load_pem_public_key(content)
-        else:
-            private: Any = serialization.load_pem_private_key(content, None)
-            key = private.public_key() if public else private
-    except OSError as error:
-        raise RunError(f"the key {file} cannot be read ({error.strerror})") from error
-    except (ValueError, TypeError) as error:
-        msg = f"{file} is no unencrypted Ed25519 key in PEM form; make one with openssl genpkey"
-        raise RunError(msg) from error
-    wanted = ed25519.Ed25519PublicKey if public else ed25519.Ed25519PrivateKey
-    if not isinstance(key, wanted):
-        raise RunError(f"{file} holds another kind of key; give an Ed25519 one")
-    return key

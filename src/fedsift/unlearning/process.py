@@ -20,8 +20,9 @@ from fedsift.locks import locked
 from fedsift.private_fits import refuse
 from fedsift.run_folder import RunError
 from fedsift.runs import Run, load_run
+from fedsift.signing import check_key
 from fedsift.unlearning import commit
-from fedsift.unlearning.audit import STATEMENTS, check_key, read_audit
+from fedsift.unlearning.audit import STATEMENTS, read_audit
 from fedsift.unlearning.figures import measure_run, read_held_out
 from fedsift.unlearning.ledger import Ledger, Request
 from fedsift.unlearning.methods import check_options, find_forgetter

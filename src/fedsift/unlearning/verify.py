@@ -9,7 +9,8 @@ from typing import Any
 from fedsift.data import FederatedData
 from fedsift.run_folder import RunError
 from fedsift.runs import load_run
-from fedsift.unlearning.audit import check_signature, read_audit
+from fedsift.signing import check_signature
+from fedsift.unlearning.audit import read_audit
 from fedsift.unlearning.figures import measure_run
 from fedsift.unlearning.process import AUDIT, FOLDER, open_ledger
 from fedsift.unlearning.rows import read_rows

@@ -23,7 +23,7 @@ DEFAULTS: Mapping[str, Any] = {
 }
 """Settings that differ from a simulation's, because a round costs seconds whatever it does."""
 
-STRUCTURED = ("knobs", "privacy")  # settings of several values
+STRUCTURED = ("knobs", "privacy", "groups")  # settings of several values
 
 
 class Plan(BaseModel):
@@ -123,7 +123,7 @@ class Plan(BaseModel):
     def to_config(self) -> dict[str, str | int | float | bool]:
         """Return the plan as Flower's run configuration: flat, dashes in names, no null.
 
-        Lists are joined by line breaks, which no column name has; knobs and privacy are JSON.
+        Lists are joined by line breaks, which no column name has; the settings of `STRUCTURED` are JSON.
         """
         values = self.model_dump(mode="json")
         flat = {**values.pop("settings"), **values}

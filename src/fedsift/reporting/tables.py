@@ -44,6 +44,11 @@ def fit_report(run: Run) -> RenderableType:
         parts += [Text(), Text(control_text(run.results["error_control"]))]
     if run.features:
         parts += [Text(), feature_table(run), Text(_WEIGHTS)]
+    if run.settings.groups is not None:
+        parts += [Text(), group_table(run)]
+    swapped = alternatives_text(run.results)
+    if swapped:
+        parts += [Text(swapped)]
     if run.effects:
         parts += [Text(), covariate_table(run)]
     scores = score_table(run)
@@ -157,6 +162,51 @@ def feature_table(run: Run, most: int = 30) -> Table:
     if len(run.features) > most:
         table.caption = f"and {len(run.features) - most} more in features.csv"
     return table
+
+
+def group_table(run: Run, most: int = 12) -> Group:
+    """Return the chosen groups with the weights of their features."""
+    told, weights = run.facts["groups"], {f.name: f.weight for f in run.features}
+    table = simple_table()
+    table.add_column("group")
+    table.add_column(f"chosen by\n{searches(run.settings)}", justify="right", no_wrap=True)
+    table.add_column("its features, and their weights")
+    inside: set[str] = set()
+    for group in run.results["groups"]:
+        members = [row["name"] for row in group["features"] if row["name"] in weights]
+        inside |= set(members)
+        shown = [f"{name} {weights[name]:+.2f}" for name in members[:most]]
+        rest = len(members) - len(shown)
+        shown += [f"and {rest} more"] if rest else []
+        share = f"{group['inclusion_probability']:.0%}"
+        table.add_row(Text(group["name"], style="bold"), share, Text(", ".join(shown)))
+    single = sum(name not in inside for name in weights)
+    text = (
+        f"Chosen: {len(run.results['groups'])} of {counted(told['groups'], 'group')}, and {single}"
+        f" of {counted(told['single'], 'feature')} in no group; --features and --density count"
+        " groups and such features alike."
+    )
+    for what, absent in (("feature", told["unknown"]), ("group", told["empty"])):
+        if absent["count"]:
+            more = ", ..." if absent["count"] > len(absent["first"]) else ""
+            text += (
+                f" Left out, not being in the data: {counted(absent['count'], what)}"
+                f" ({', '.join(absent['first'])}{more})."
+            )
+    return Group(table, Text(text))
+
+
+def alternatives_text(results: Mapping[str, Any], most: int = 5) -> str:
+    """Return which features took the place of chosen ones in other seeds; empty if none did."""
+    found: Mapping[str, Any] = results.get("alternatives", {})
+    if not found:
+        return ""
+    lines = [
+        f"{name}: " + ", ".join(f"{o['name']} ({o['seeds']} of {o['without']})" for o in others)
+        for name, others in list(found.items())[:most]
+    ]
+    more = "" if len(found) <= most else f"; {len(found) - most} more in run.json"
+    return f"Alternatives, in the runs that did not choose a feature: {'; '.join(lines)}{more}."
 
 
 def covariate_table(run: Run) -> Group:

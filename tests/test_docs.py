@@ -26,7 +26,7 @@ from tests.test_contract import fate
 
 DOCS = ROOT / "docs"
 NOTEBOOKS = sorted((DOCS / "notebooks").glob("*.ipynb"))
-AS_WRITTEN = ("quickstart.md", "tutorials/engineers.md", "tutorials/authors.md")
+AS_WRITTEN = ("quickstart.md", "groups.md", "tutorials/engineers.md", "tutorials/authors.md")
 
 
 def table(page: Path) -> list[list[str]]:

@@ -1,8 +1,6 @@
 """Groups of features share a gate: all of a group is chosen, or nothing of it."""
 
-import io
 import json
-import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,9 +23,16 @@ from fedsift.outcomes import make_outcome
 from fedsift.problems import Batch, supervised
 from fedsift.reporting.tables import fit_report, to_text
 from fedsift.runs import load_run
+from fedsift.selection import swaps
 from fedsift.sparsity import GateMap, GateView, grouping
-from fedsift.studies import Settings, check_request, linear_problem, problem_of
-from fedsift.workflows import split_cases
+from fedsift.studies import (
+    Case,
+    Settings,
+    check_request,
+    fit_case,
+    linear_problem,
+    problem_of,
+)
 from tests.laws import normal
 
 QUICK: dict[str, Any] = {
@@ -126,9 +131,7 @@ def test_every_method_chooses_whole_groups(method, outcome):
 
 def test_groups_of_one_change_nothing():
     data, alone = drawn(), {name: [name] for name in NAMES}
-    plain, grouped = (
-        fedsift.fit(data, features=5, **QUICK, **more) for more in ({}, {"groups": alone})
-    )
+    plain, grouped = (fedsift.fit(data, features=5, groups=g, **QUICK) for g in (None, alone))
     for leaf, value in plain.params.items():
         assert torch.equal(value, grouped.params[leaf])
     assert plain.results["bytes_up"] == grouped.results["bytes_up"]
@@ -327,3 +330,46 @@ def test_privacy_takes_groups():
     )  # fmt: skip
     assert len(run.results["groups"]) <= 2
     assert run.results["epsilon"] == pytest.approx(50.0, rel=0.05)
+
+
+def twins(*, twin: bool, d: int = 20, n: int = 90) -> FederatedData:
+    """Make rows that follow g0, g1 and g2 strongly; with a twin, g3 is g2 again."""
+    draw = np.random.default_rng(1)
+    x = draw.normal(size=(n, d))
+    y = 2.0 * x[:, :3].sum(1) + 0.5 * draw.normal(size=n)
+    if twin:
+        x[:, 3] = x[:, 2]
+    sites = [f"site {row % 3}" for row in range(n)]
+    return FederatedData.from_arrays(x, y, sites=sites, features=[f"g{i}" for i in range(d)])
+
+
+def test_identical_columns_are_each_others_alternatives(tmp_path):
+    knobs = QUICK | {"features": 3, "seeds": 20, "rounds": 60}
+    run = fedsift.fit(twins(twin=True), out=tmp_path / "run", **knobs)
+    ((kept, (other,)),) = run.results["alternatives"].items()
+    assert {kept, other["name"]} == {"g2", "g3"}
+    assert other["seeds"] == other["without"] > 0
+    shown = f"{kept}: {other['name']} ({other['seeds']} of {other['without']})"
+    assert shown in to_text(fit_report(run))
+    assert shown in (tmp_path / "run" / "report.html").read_text()
+    assert load_run(tmp_path / "run").results["alternatives"] == run.results["alternatives"]
+    # Each takes the place of the other, whichever is kept; so do groups of them.
+    pairs = {"one": ["g2"], "other": ["g3"]}
+    grouped = fedsift.fit(twins(twin=True), groups=pairs, **knobs)
+    ((kept, (other,)),) = grouped.results["alternatives"].items()
+    assert {kept, other["name"]} == {"one", "other"}
+    data = twins(twin=True)
+    fit = fit_case(
+        Case("all rows", data),
+        Settings(features=3, seeds=20, rounds=60, tuning_rounds=2),
+        Standardiser.fit(data),
+    )
+    found = swaps((fit.weights != 0).any(1), torch.ones(data.n_features, dtype=torch.bool))
+    assert {(swap.gate, swap.other) for swap in found} == {(2, 3), (3, 2)}
+
+
+def test_strong_features_have_no_alternatives():
+    run = fedsift.fit(twins(twin=False), **QUICK | {"features": 3, "seeds": 20, "rounds": 60})
+    assert {f.name for f in run.features} == {"g0", "g1", "g2"}
+    assert run.results["alternatives"] == {}
+    assert "Alternatives" not in to_text(fit_report(run))

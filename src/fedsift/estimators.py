@@ -177,7 +177,7 @@ class FederatedSparse(SelectorMixin, BaseEstimator):
         if self.groups is None:
             return None
         places = [f"x{column}" for column in range(data.n_features)]
-        names = list(getattr(self, "feature_names_in_", places))
+        names: list[str] = list(getattr(self, "feature_names_in_", places))
 
         def name_of(item: str | int) -> str:
             if not isinstance(item, int | np.integer):

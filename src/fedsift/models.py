@@ -53,8 +53,8 @@ def linear(
     """Return the linear model ``x Wᵀ + b``, W [K, d], b [K].
 
     With ``gate="feature"`` the K weights of a feature share one gate; ``"scalar"`` gives each
-    weight its own; d numbers are those of the features' gates. The bias has none. All start at zero: with fewer rows than features a random
-    start would stay in the fit.
+    weight its own; d numbers are those of the features' gates. The bias has none. All start at
+    zero: with fewer rows than features a random start would stay in the fit.
     """
 
     def init(key: Tensor) -> Tree:  # noqa: ARG001

@@ -159,7 +159,7 @@ class Grouping(NamedTuple):
         return values[..., :own].index_add(-1, copies, values[..., own:])
 
     def columns_of(self, mask: Tensor) -> Tensor:
-        """Return 1 for each column [..., d] with a gate that the 0/1 mask [..., G] keeps, else 0."""
+        """Return 1 for each column [..., d] with a gate that the mask [..., G] keeps, else 0."""
         return self.total(mask[..., torch.tensor(self.gates)]).clamp(max=1.0)
 
 

@@ -123,7 +123,7 @@ class Plan(BaseModel):
     def to_config(self) -> dict[str, str | int | float | bool]:
         """Return the plan as Flower's run configuration: flat, dashes in names, no null.
 
-        Lists are joined by line breaks, which no column name has; the settings of `STRUCTURED` are JSON.
+        Lists are joined by line breaks, which no column name has; what is in `STRUCTURED` is JSON.
         """
         values = self.model_dump(mode="json")
         flat = {**values.pop("settings"), **values}

@@ -31,7 +31,9 @@ def fit_command(facts: Mapping[str, Any]) -> str | None:
     knobs, privacy = given.pop("knobs", {}), given.pop("privacy", None)
     given.pop("groups", None)
     words = ["fedsift", "fit", *(Path(file).name for file in source.files)]
-    words += _words(source.model_dump(exclude_defaults=True, exclude={"files", "covariates", "groups"}))
+    words += _words(
+        source.model_dump(exclude_defaults=True, exclude={"files", "covariates", "groups"})
+    )
     if source.covariates:
         words += ["--covariates", ",".join(source.covariates)]
     if source.groups is not None:

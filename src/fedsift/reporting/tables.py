@@ -40,17 +40,7 @@ def fit_report(run: Run) -> RenderableType:
     """Return what a fit found, for a reader who never saw the method."""
     run = readable(run)
     parts: list[RenderableType] = [sentence(run)]
-    if run.settings.controlled:
-        parts += [Text(), Text(control_text(run.results["error_control"]))]
-    if run.features:
-        parts += [Text(), feature_table(run), Text(_WEIGHTS)]
-    if run.settings.groups is not None:
-        parts += [Text(), group_table(run)]
-    swapped = alternatives_text(run.results)
-    if swapped:
-        parts += [Text(swapped)]
-    if run.effects:
-        parts += [Text(), covariate_table(run)]
+    parts += _what_is_chosen(run)
     scores = score_table(run)
     if scores is not None:
         parts += [Text(), scores]
@@ -64,6 +54,23 @@ def fit_report(run: Run) -> RenderableType:
     if METHODS[run.settings.method].rows == "federated":
         parts += [Text(), Text(traffic(run.results, searches(run.settings)))]
     return Group(*parts)
+
+
+def _what_is_chosen(run: Run) -> list[RenderableType]:
+    """Return features, groups, alternatives and covariates, and how their number was decided."""
+    parts: list[RenderableType] = []
+    if run.settings.controlled:
+        parts += [Text(), Text(control_text(run.results["error_control"]))]
+    if run.features:
+        parts += [Text(), feature_table(run), Text(_WEIGHTS)]
+    if run.settings.groups is not None:
+        parts += [Text(), group_table(run)]
+    swapped = alternatives_text(run.results)
+    if swapped:
+        parts += [Text(swapped)]
+    if run.effects:
+        parts += [Text(), covariate_table(run)]
+    return parts
 
 
 def control_text(control: Mapping[str, Any]) -> str:

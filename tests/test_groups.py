@@ -16,7 +16,6 @@ from fedsift import models, random
 from fedsift.cli import main
 from fedsift.data import DataError, DataWarning, FederatedData, Standardiser
 from fedsift.data.groups import groups_of, named_groups, read_gmt
-from fedsift.deployment.plan import Plan
 from fedsift.estimators import FederatedSparseClassifier, FederatedSparseRegressor
 from fedsift.forgetting import remade
 from fedsift.outcomes import make_outcome
@@ -168,14 +167,6 @@ def test_the_problem_is_made_again_elsewhere():
     batch = Batch(data.x, data.y, data.weight, key)
     one, other = (p.operators["loss"](params, batch) for p in (problem, again))
     assert all(torch.equal(one[leaf], other[leaf]) for leaf in one)
-
-
-def test_a_plan_carries_groups():
-    names = {"péptide 'a'": ["g1", 'g "2"'], "b": ["g3"]}
-    plan = Plan(settings=Settings(features=1, groups=names), sites=("a", "b"), target="y")
-    again = Plan.from_config(plan.to_config())
-    assert again == plan
-    assert again.settings.groups == names
 
 
 def test_a_gmt_file_is_read(tmp_path):

@@ -15,6 +15,7 @@ from fedsift.selection import (
     jaccard_stability,
     nogueira_stability,
     paired_p_value,
+    swaps,
     t_interval,
 )
 from fedsift.sparsity import top_mask
@@ -138,3 +139,38 @@ def test_p_values_of_differences_that_are_all_the_same() -> None:
     assert paired_p_value([0.0, 0.0, 0.0]) == 1.0
     assert paired_p_value([0.5, 0.5]) == 0.0
     assert math.isnan(paired_p_value([0.5]))
+
+
+ALL = torch.ones(4, dtype=torch.bool)
+
+
+def test_swaps_by_hand() -> None:
+    """Gates 0 and 1 take turns, 5 of 8 seeds and 3: P(none has both) = 1/C(8, 3) = 1/56 < .05."""
+    first = torch.tensor([1.0, 1, 1, 1, 1, 0, 0, 0])
+    masks = torch.stack([first, 1 - first, torch.ones(8), torch.zeros(8)], 1)
+    assert swaps(masks, ALL) == [(0, 1, 3, 3), (1, 0, 5, 5)]
+    assert swaps(masks, ALL, level=1 / 57) == []
+    assert swaps(masks, torch.tensor([True, False, True, False])) == [(0, 1, 3, 3)]
+    assert swaps(masks[:, 2:], ALL[2:]) == []
+
+
+@given(st.integers(4, 12), st.integers(1, 11), st.integers(0, 12))
+def test_the_chance_of_a_swap_is_hypergeometric(seeds: int, a: int, b: int) -> None:
+    a, b = min(a, seeds - 1), min(max(b, 1), seeds - 1)
+    masks = torch.zeros(seeds, 2)
+    masks[:a, 0] = 1.0
+    masks[seeds - b :, 1] = 1.0  # as few seeds with both as there can be
+    chance = float(stats.hypergeom.cdf(max(0, a + b - seeds), seeds, a, b))
+    found = swaps(masks, ALL[:2], level=2 * chance * (1 + 1e-9))
+    assert [swap.gate for swap in found] == [0, 1]  # two pairs, of one chance
+    assert swaps(masks, ALL[:2], level=2 * chance * (1 - 1e-6)) == []
+
+
+def test_gates_that_do_not_mind_each_other_do_not_swap() -> None:
+    """Of 200 tables of independent choices, at most the promised share names any pair."""
+    named = 0
+    for table in range(200):
+        often = 0.2 + 0.6 * random.uniform(random.key(table, "often"), (1, 8))
+        masks = (random.uniform(random.key(table, "sets"), (30, 8)) < often).float()
+        named += bool(swaps(masks, torch.ones(8, dtype=torch.bool)))
+    assert named <= 0.05 * 200 + 3 * math.sqrt(0.05 * 0.95 * 200)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack
@@ -15,6 +15,7 @@ from fedsift.aggregation import Rule
 from fedsift.callbacks import Callback
 from fedsift.controlled import DecoyRule
 from fedsift.data import FederatedData
+from fedsift.data.groups import named_groups
 from fedsift.data.harmonise import Harmonise
 from fedsift.data.standardise import How
 from fedsift.decoys import How as Decoys
@@ -59,6 +60,7 @@ class Options(TypedDict, total=False):
     covariate_ridge: float
     early_stop: int | None
     gate: Literal["feature", "scalar"]
+    groups: Mapping[str, Sequence[str]] | str | Path | None
     engine: Literal["vectorized", "loop"]
     evaluate_every: int
     min_cell: int
@@ -119,7 +121,7 @@ def fit(
             more, which a refusal names (docs/privacy.md).
         callbacks: functions of one record, called after every round (docs/callbacks.md); one that
             raises stops the run, which ``resume`` goes on with.
-        options: see `Options`.
+        options: see `Options`; ``groups`` may be the path of a GMT file, too.
 
     Raises:
         ValueError: a setting is out of range; the text names it.
@@ -303,6 +305,8 @@ def compare(
 
 
 def _settings(**given: Any) -> Settings:
+    if given.get("groups") is not None:
+        given["groups"] = named_groups(given["groups"])
     try:
         return Settings(**given)
     except ValidationError as error:

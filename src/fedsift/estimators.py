@@ -7,7 +7,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Self
 
@@ -21,8 +22,10 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
 from fedsift.data import FederatedData, Standardiser
-from fedsift.data.errors import nearest
+from fedsift.data.errors import DataWarning, nearest
+from fedsift.data.groups import groups_of, named_groups
 from fedsift.data.standardise import How, per_unit
+from fedsift.findings import choice_figures
 from fedsift.methods import Messages, find_method
 from fedsift.selection import inclusion_probability
 from fedsift.studies import Case, Settings, check_request, fit_case, slopes_of
@@ -50,6 +53,9 @@ class FederatedSparse(SelectorMixin, BaseEstimator):
         covariates: columns of X, by name or number, that stay in the model whatever is chosen and
             count apart from ``n_features``; categories as columns of 0 and 1.
         covariate_ridge: weight of their penalty.
+        groups: columns of X by the name of their group, each by name or number, or the path of a
+            GMT file of names; a group is chosen as a whole, and ``n_features`` counts groups and
+            columns in no group (docs/groups.md).
         tuning_rounds: rounds of the refit.
         random_state: an int fixes all numbers; None draws one.
 
@@ -60,6 +66,7 @@ class FederatedSparse(SelectorMixin, BaseEstimator):
         support_: [d] bool, the features that are chosen; ``transform`` keeps covariates, too.
         covariates_: [d] bool, the covariates.
         inclusion_probability_: [d], the share of the seeds that chose each feature.
+        groups_: the share of the seeds that chose each chosen group, by its name.
         n_features_in_, feature_names_in_: as in scikit-learn.
         standardiser_: brings rows to standard units.
         history_: a record a round.
@@ -79,6 +86,7 @@ class FederatedSparse(SelectorMixin, BaseEstimator):
         ridge: float = 1.0,
         covariates: Sequence[str | int] | None = None,
         covariate_ridge: float = 0.0,
+        groups: Mapping[str, Sequence[str | int]] | str | None = None,
         tuning_rounds: int = 100,
         random_state: int | np.random.RandomState | None = 0,
     ) -> None:
@@ -93,6 +101,7 @@ class FederatedSparse(SelectorMixin, BaseEstimator):
         self.ridge = ridge
         self.covariates = covariates
         self.covariate_ridge = covariate_ridge
+        self.groups = groups
         self.tuning_rounds = tuning_rounds
         self.random_state = random_state
 
@@ -100,7 +109,7 @@ class FederatedSparse(SelectorMixin, BaseEstimator):
         """Fit the model to rows whose target is coded."""
         self.covariates_ = self._covariate_mask(x.shape[1])
         data = self._data(x, y, None if sites is None else column_or_1d(sites), outcome)
-        settings = self._settings(data.n_candidates)
+        settings = self._settings(data)
         if find_method(self.method).rows == "alone":
             msg = f"method {self.method!r} fits each site alone; name one that gives one model"
             raise ValueError(msg)
@@ -112,6 +121,8 @@ class FederatedSparse(SelectorMixin, BaseEstimator):
         self.inclusion_probability_[~self.covariates_] = inclusion_probability(
             (fit.weights != 0).any(1)
         ).numpy()
+        chosen = choice_figures(fit, Case("all rows", data), settings).get("groups", [])
+        self.groups_ = {group["name"]: group["inclusion_probability"] for group in chosen}
         self.history_ = fit.history
 
     def _data(
@@ -161,16 +172,40 @@ class FederatedSparse(SelectorMixin, BaseEstimator):
             mask[place] = True
         return mask
 
-    def _settings(self, width: int) -> Settings:
-        kept = self.n_features
-        if kept is None and self.density is None:
-            kept = min(MOST, width)
+    def _groups(self, data: FederatedData) -> dict[str, list[str]] | None:
+        """Return the groups by the names that columns have in the data."""
+        if self.groups is None:
+            return None
+        places = [f"x{column}" for column in range(data.n_features)]
+        names: list[str] = list(getattr(self, "feature_names_in_", places))
+
+        def name_of(item: str | int) -> str:
+            if not isinstance(item, int | np.integer):
+                return item
+            if not 0 <= item < len(names):
+                msg = f"groups: X has no column {item}; there are 0 to {len(names) - 1}"
+                raise ValueError(msg)
+            return names[item]
+
+        given: Any = self.groups
+        if isinstance(given, Mapping):
+            given = {group: [*map(name_of, own)] for group, own in given.items()}
+        found = groups_of(named_groups(given), names)
+        for note in found.notes():
+            warnings.warn(note, DataWarning, stacklevel=2)
+        return {
+            group: [places[column] for column in own if not self.covariates_[column]]
+            for group, own in zip(found.names, found.members, strict=True)
+        }
+
+    def _settings(self, data: FederatedData) -> Settings:
+        kept, groups = self.n_features, self._groups(data)
         seed = self.random_state
         if not isinstance(seed, int | np.integer):
             seed = check_random_state(seed).randint(2**31)
-        return Settings(
+        settings = Settings(
             method=self.method,
-            features=kept,
+            features=MOST if kept is None and self.density is None else kept,
             density=self.density,
             seeds=self.n_seeds,
             seed=int(seed),
@@ -180,8 +215,13 @@ class FederatedSparse(SelectorMixin, BaseEstimator):
             standardise=self.standardise,
             ridge=self.ridge,
             covariate_ridge=self.covariate_ridge,
+            groups=groups,
             tuning_rounds=self.tuning_rounds,
         )
+        if kept is None and self.density is None:
+            most = min(MOST, settings.gates(data))
+            settings = settings.model_copy(update={"features": most})
+        return settings
 
     def _output(self, x: ArrayLike) -> NDArray[np.float64]:
         """Return the model's output for rows, [n, 1] or [n, K]."""

@@ -11,6 +11,7 @@ import torch
 
 from fedsift.data import FederatedData, Standardiser
 from fedsift.data.coding import is_count
+from fedsift.data.groups import Groups
 from fedsift.data.standardise import per_unit
 from fedsift.outcomes import make_outcome
 from fedsift.selection import (
@@ -18,9 +19,10 @@ from fedsift.selection import (
     inclusion_probability,
     jaccard_stability,
     nogueira_stability,
+    swaps,
     t_interval,
 )
-from fedsift.studies import Case, Fit
+from fedsift.studies import Case, Fit, Settings
 from fedsift.trees import Tree
 
 
@@ -58,7 +60,7 @@ class Effect:
 
 
 def method_figures(
-    fits: Sequence[Fit], cases: Sequence[Case], seeds: int, min_cell: int
+    fits: Sequence[Fit], cases: Sequence[Case], settings: Settings
 ) -> dict[str, Any]:
     """Return the figures of a method's fits on cases; bytes are those of all cases."""
     scored = [
@@ -66,15 +68,16 @@ def method_figures(
         for f, c in zip(fits, cases, strict=True)
         if c.test is not None or c.truth is not None
     ]
-    results = scores([f for f, _ in scored], [c for _, c in scored], min_cell)
+    results = scores([f for f, _ in scored], [c for _, c in scored], settings.min_cell)
     for name in ("bytes_up", "bytes_down", "bytes_dense", "bytes_formula"):
         results[name] = sum(getattr(f, name) for f in fits)
-    results["bytes_per_seed"] = (results["bytes_up"] + results["bytes_down"]) // seeds
+    results["bytes_per_seed"] = (results["bytes_up"] + results["bytes_down"]) // settings.seeds
     tested = same_data(fits, cases)
     results["features"] = [
         {"name": f.name, "inclusion_probability": f.inclusion_probability, "weight": f.weight}
         for f in feature_table(fits[-1], cases[-1], tested)
     ]
+    results |= choice_figures(fits[-1], cases[-1], settings)
     if fits[-1].control:
         results["error_control"] = fits[-1].control
     return results | stability(fits[-1], tested)
@@ -204,6 +207,52 @@ def feature_table(fit: Fit, case: Case, split_fits: Sequence[Fit]) -> tuple[Feat
             )
         )
     return tuple(sorted(rows, key=lambda f: (-f.inclusion_probability, -abs(f.weight))))
+
+
+def choice_figures(fit: Fit, case: Case, settings: Settings) -> dict[str, Any]:
+    """Return the chosen groups, with groups, and the alternatives of what is chosen."""
+    groups = settings.groups_in(case.train)
+    told = {} if groups is None else {"groups": chosen_groups(fit, case, groups)}
+    return {**told, "alternatives": alternatives(fit, case, groups)}
+
+
+def chosen_groups(fit: Fit, case: Case, groups: Groups) -> list[dict[str, Any]]:
+    """Return the chosen groups, most often chosen first, with the weights of their features."""
+    probability, weight = inclusion_probability(fit.masks), fit.ensembles()["weight"].mean(0)
+    largest = weight.gather(0, weight.abs().argmax(0, keepdim=True)).squeeze(0).tolist()
+    found = []
+    for gate, (name, members) in enumerate(zip(groups.names, groups.members, strict=True)):
+        if fit.support[0, gate]:
+            rows = [{"name": case.train.features[j], "weight": largest[j]} for j in members]
+            rows.sort(key=lambda row: -abs(row["weight"]))
+            share = float(probability[gate])
+            found.append({"name": name, "inclusion_probability": share, "features": rows})
+    return sorted(found, key=lambda group: -group["inclusion_probability"])
+
+
+def alternatives(
+    fit: Fit, case: Case, groups: Groups | None = None, most: int = 5
+) -> dict[str, list[dict[str, Any]]]:
+    """Return what took the place of chosen features in seeds without them (`selection.swaps`).
+
+    A list by name of the feature, or group: ``name`` of the other, ``seeds`` in which it was chosen
+    of the ``without`` that did not choose the first.
+    """
+    names = case.train.candidates
+    if groups is None:
+        masks, kept = (fit.weights != 0).any(1), (fit.ensemble()["weight"] != 0).any(0)
+    else:
+        masks, kept = fit.masks, fit.support[0] > 0
+        inside = {column for members in groups.members for column in members}
+        single = (name for column, name in enumerate(names) if column not in inside)
+        names = (*groups.names, *single)
+    found: dict[str, list[dict[str, Any]]] = {}
+    for swap in swaps(masks, kept):
+        rows = found.setdefault(names[swap.gate], [])
+        if len(rows) < most:
+            told = {"name": names[swap.other], "seeds": swap.seeds, "without": swap.without}
+            rows.append(told)
+    return found
 
 
 def effects(

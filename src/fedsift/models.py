@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsift import random
-from fedsift.sparsity import GateMap, GateView
+from fedsift.sparsity import GateMap, GateView, Grouping
 from fedsift.trees import Tree
 
 Apply: TypeAlias = Callable[[Tree, Tensor, Tensor | None], Tensor]
@@ -47,14 +47,14 @@ def linear(
     n_features: int,
     n_outputs: int = 1,
     *,
-    gate: GateUnit = "feature",
+    gate: GateUnit | tuple[int, ...] = "feature",
     dtype: torch.dtype = torch.float32,
 ) -> Model:
     """Return the linear model ``x Wᵀ + b``, W [K, d], b [K].
 
     With ``gate="feature"`` the K weights of a feature share one gate; ``"scalar"`` gives each
-    weight its own. The bias has none. All start at zero: with fewer rows than features a random
-    start would stay in the fit.
+    weight its own; d numbers are those of the features' gates. The bias has none. All start at
+    zero: with fewer rows than features a random start would stay in the fit.
     """
 
     def init(key: Tensor) -> Tree:  # noqa: ARG001
@@ -79,10 +79,36 @@ def linear(
         weight = (cotangent * x.to(dtype)).sum(0, keepdim=True)
         return {"weight": weight, "bias": cotangent.sum(0)}
 
-    shape = (1, n_features) if gate == "feature" else (n_outputs, n_features)
-    gates = GateMap({"weight": GateView(0, shape)})
+    shape = (n_outputs, n_features) if gate == "scalar" else (1, n_features)
+    view = GateView(0, shape, gate if isinstance(gate, tuple) else None)
+    gates = GateMap({"weight": view})
     apart = Model(init, apply_apart, gates, pullback_apart) if n_outputs == 1 else None
     return Model(init, apply, gates, pullback, apart=apart)
+
+
+def grouped(groups: Grouping, n_outputs: int = 1) -> Model:
+    """Return the linear model whose features share gates.
+
+    W [K, d + copies] has a weight for each copy of a feature (`Grouping`), and that of the feature
+    is their sum.
+    """
+    model = linear(len(groups.gates), n_outputs, gate=groups.gates)
+    own = range(len(groups.gates) - len(groups.copies))
+    return _on_columns(model, torch.tensor([*own, *groups.copies])) if groups.copies else model
+
+
+def _on_columns(model: Model, columns: Tensor) -> Model:
+    """Return a model that sees these columns of its rows, some of them several times."""
+
+    def apply(params: Tree, x: Tensor, key: Tensor | None) -> Tensor:
+        return model.apply(params, x.index_select(-1, columns), key)
+
+    def pullback(params: Tree, x: Tensor, cotangent: Tensor) -> Tree:
+        assert model.pullback is not None  # noqa: S101  a linear model has one
+        return model.pullback(params, x.index_select(-1, columns), cotangent)
+
+    apart = None if model.apart is None else _on_columns(model.apart, columns)
+    return Model(model.init, apply, model.gates, pullback, apart=apart)
 
 
 def with_covariates(model: Model, count: int, n_outputs: int = 1) -> Model:

@@ -22,6 +22,15 @@ class Interval(NamedTuple):
         return self._asdict()
 
 
+class Swap(NamedTuple):
+    """``other`` was chosen in ``seeds`` of the ``without`` seeds that did not choose ``gate``."""
+
+    gate: int
+    other: int
+    seeds: int
+    without: int
+
+
 def t_interval(values: Tensor | list[float], overlap: float = 0.0) -> Interval:
     """Return the mean of values and its 95 % t-interval.
 
@@ -108,6 +117,61 @@ def agreement(masks: Tensor, magnitudes: Tensor, kept: int) -> list[dict[str, fl
             }
         )
     return found
+
+
+def swaps(masks: Tensor, kept: Tensor, level: float = 0.05) -> list[Swap]:
+    """Return which gates took the place of others: present where those are absent, beyond chance.
+
+    Of a kept gate a and another b, chosen by N_a and N_b of S seeds, the number of seeds with both
+    is hypergeometric if one does not mind the other; they swap if so few have both with a
+    probability of at most ``level``, divided by the number of pairs that could show it (Tarone, "A
+    modified Bonferroni method for discrete data", Biometrics 46, 1990). Sorted by kept gate, then
+    by the most seeds.
+
+    Args:
+        masks: 0/1 [S, G].
+        kept: bool [G], the gates whose alternatives are asked for.
+        level: the probability of naming any pair if no gate minds another.
+    """
+    chosen = masks.double()
+    seeds, often = len(chosen), chosen.sum(0)
+    some = (often > 0) & (often < seeds)
+    mine, others = (some & kept).nonzero().squeeze(1), some.nonzero().squeeze(1)
+    if not len(mine):
+        return []
+    a, b = often[mine].unsqueeze(1), often[others].unsqueeze(0)
+    both = chosen[:, mine].T @ chosen[:, others]
+    fewest = (a + b - seeds).clamp(min=0.0)
+    pairs = mine.unsqueeze(1) != others
+    chance, least = (_at_most(count, a, b, seeds) for count in (both, fewest))
+    possible = least[pairs]
+    tests = next(
+        (k for k in range(1, len(possible) + 1) if int((possible <= level / k).sum()) <= k), 1
+    )
+    instead = b - both
+    found = [
+        Swap(int(mine[i]), int(others[j]), int(instead[i, j]), seeds - int(often[mine[i]]))
+        for i, j in ((chance <= level / tests) & pairs).nonzero().tolist()
+    ]
+    return sorted(found, key=lambda swap: (swap.gate, -swap.seeds))
+
+
+def _at_most(count: Tensor, a: Tensor, b: Tensor, seeds: int) -> Tensor:
+    """Return P(X ≤ count) of the number X of seeds with both, hypergeometric, [A, B]."""
+
+    def choose(n: Tensor, k: Tensor) -> Tensor:
+        inside = (k >= 0) & (k <= n)
+        k = torch.where(inside, k, 0.0)
+        ways = torch.lgamma(n + 1) - torch.lgamma(k + 1) - torch.lgamma(n - k + 1)
+        return torch.where(inside, ways, -math.inf)
+
+    total = torch.zeros_like(count)
+    for number in range(int(count.max()) + 1):
+        x = torch.full_like(count, number)
+        ways = choose(a.expand_as(x), x) + choose(seeds - a.expand_as(x), b - x)
+        chance = torch.exp(ways - choose(torch.full_like(b, seeds), b))
+        total += torch.where(x <= count, chance, 0.0)
+    return total
 
 
 def nogueira_stability(masks: Tensor) -> float:

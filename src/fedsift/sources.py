@@ -54,6 +54,7 @@ class Source(BaseModel):
         samples, features_total, informative: size of a synthetic data set.
         data_seeds: how many synthetic data sets.
         data: folder of data that are not embedded; None for ``FEDSIFT_DATA``.
+        groups: the file that the settings' groups were read from, for the report.
 
     Raises:
         ValueError: neither files nor a named set, or both, or files without a target.
@@ -84,6 +85,7 @@ class Source(BaseModel):
     informative: int = Field(INFORMATIVE, ge=1)
     data_seeds: int = Field(5, ge=1)
     data: str | None = None
+    groups: str | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Source:

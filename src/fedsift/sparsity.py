@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -41,16 +42,18 @@ class GateView(NamedTuple):
     """Where the gates of a leaf lie: ``gates[start:start + prod(shape)]``, seen as ``shape``.
 
     The shape broadcasts against the leaf: ``(1, d)`` for a weight ``(K, d)`` is one gate a feature,
-    the leaf's own shape is one gate a scalar, ``(out, 1, 1, 1)`` one gate a channel.
+    the leaf's own shape is one gate a scalar, ``(out, 1, 1, 1)`` one gate a channel. ``of``: the
+    number in the range of each entry's gate, where entries of the shape share gates.
     """
 
     start: int
     shape: tuple[int, ...]
+    of: tuple[int, ...] | None = None
 
     @property
     def n_gates(self) -> int:
         """The number of gates in the range."""
-        return math.prod(self.shape)
+        return math.prod(self.shape) if self.of is None else max(self.of) + 1
 
 
 @dataclass(frozen=True)
@@ -63,17 +66,23 @@ class GateMap:
 
     views: Mapping[str, GateView]
     size: int = field(init=False)  # the number of gates, G
+    _of: Mapping[str, Tensor] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        ends = [view.start + math.prod(view.shape) for view in self.views.values()]
+        ends = [view.start + view.n_gates for view in self.views.values()]
+        shared = {k: torch.tensor(v.of) for k, v in self.views.items() if v.of is not None}
         object.__setattr__(self, "size", max(ends, default=0))
+        object.__setattr__(self, "_of", shared)
 
     def expand(self, gates: Tensor) -> Tree:
         """Return the gates [G] as one broadcastable factor for each gated leaf."""
-        return {
-            leaf: gates[view.start : view.start + view.n_gates].reshape(view.shape)
-            for leaf, view in self.views.items()
-        }
+        factors = {}
+        for leaf, view in self.views.items():
+            own = gates[view.start : view.start + view.n_gates]
+            if leaf in self._of:
+                own = own.index_select(0, self._of[leaf])
+            factors[leaf] = own.reshape(view.shape)
+        return factors
 
     def multiply(self, params: Tree, gates: Tensor) -> Tree:
         """Return the parameters times their gates; leaves without a gate stay as they are."""
@@ -89,6 +98,8 @@ class GateMap:
                 i for i, (n, g) in enumerate(zip(value.shape, view.shape, strict=True)) if g < n
             ]
             summed = (value.sum(axes, keepdim=True) if axes else value).reshape(-1)
+            if leaf in self._of:
+                summed = summed.new_zeros(view.n_gates).index_add(0, self._of[leaf], summed)
             after = self.size - view.start - view.n_gates
             padded = (
                 torch.nn.functional.pad(summed, (view.start, after))
@@ -121,6 +132,55 @@ class GateMap:
             ]
             scores = scores + top * torch.cat(reserved)
         return top_mask(scores, kept)
+
+
+class Grouping(NamedTuple):
+    """Gates of d columns that are grouped, and of copies of those that are in several groups.
+
+    The first gates are the groups', in their order, the others those of the columns in no group.
+
+    Attributes:
+        gates: the gate of each of d columns, then of each copy.
+        copies: the columns that are copied, one number for each group after the first.
+    """
+
+    gates: tuple[int, ...]
+    copies: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """The number of gates, G."""
+        return max(self.gates) + 1
+
+    def total(self, values: Tensor) -> Tensor:
+        """Return, for each column [..., d], the sum of the values [..., d + copies] of its own."""
+        own = len(self.gates) - len(self.copies)
+        copies = torch.tensor(self.copies, dtype=torch.int64)
+        return values[..., :own].index_add(-1, copies, values[..., own:])
+
+    def columns_of(self, mask: Tensor) -> Tensor:
+        """Return 1 for each column [..., d] with a gate that the mask [..., G] keeps, else 0."""
+        return self.total(mask[..., torch.tensor(self.gates)]).clamp(max=1.0)
+
+
+def grouping(columns: int, groups: Sequence[Sequence[int]]) -> Grouping:
+    """Return one gate for each group of columns, and one for each column in no group.
+
+    A column in several groups has a copy in each, so that a group can be chosen without the others
+    (Jacob, Obozinski & Vert, "Group lasso with overlap and graph lasso", ICML 2009).
+    """
+    own: list[int | None] = [None] * columns
+    copies: list[tuple[int, int]] = []
+    for gate, members in enumerate(groups):
+        for column in members:
+            if own[column] is None:
+                own[column] = gate
+            else:
+                copies.append((column, gate))
+    free = itertools.count(len(groups))
+    gates = [next(free) if gate is None else gate for gate in own]
+    gates += [gate for _, gate in copies]
+    return Grouping(tuple(gates), tuple(column for column, _ in copies))
 
 
 def scheduled_density(density: float, schedule: Schedule, progress: Tensor) -> Tensor:

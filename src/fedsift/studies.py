@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
@@ -36,7 +37,8 @@ from fedsift.controlled import (
     least_threshold,
 )
 from fedsift.data import FederatedData, How, Standardiser, split
-from fedsift.data.errors import nearest
+from fedsift.data.errors import DataWarning, nearest
+from fedsift.data.groups import Groups, Named, groups_of
 from fedsift.data.harmonise import Harmonise
 from fedsift.decoys import How as DecoyKind
 from fedsift.engines import ENGINES, Plan
@@ -48,7 +50,7 @@ from fedsift.privacy import Privacy, check
 from fedsift.private_fits import check_data, check_settings, promise
 from fedsift.problems import Problem, supervised
 from fedsift.selection import ensemble_support
-from fedsift.sparsity import Schedule, kept_count
+from fedsift.sparsity import Schedule, grouping, kept_count
 from fedsift.stability import Assumption, most_chosen
 from fedsift.training import EarlyStop, Training, check_pair, train
 from fedsift.trees import Tree
@@ -68,15 +70,17 @@ class Settings(BaseModel):
     notes on the data; ``round_counts`` rounds the counts that are told to multiples of it.
     ``hazard_times`` are the times at which each site tells its baseline hazard of survival; none:
     20 even steps, and nothing from sites on other machines. ``knobs`` are hyperparameters of the
-    method's algorithm by name, such as ``entropy``. ``harmonise`` brings the rows of each site to
-    its own units first (`data.harmonise`). ``validation`` "leave-one-site-out" fits without each
-    site in turn, too, and scores it. ``covariate_ridge`` is the weight of the penalty of
-    covariates, in the units of ``ridge``, in the search as in the refit. With ``fdr`` or ``pfer``
-    the errors are controlled (docs/error-control.md): as many features are chosen as keep the
-    expected share of false ones at ``fdr``, by ``decoys`` and ``fdr_rule``, or the expected number
-    of false ones at ``pfer``, by ``pairs`` of halves of the rows under the assumption ``assume``;
-    ``features`` is then how many a seed, or half, may choose, decoys among them, and a default
-    takes the place of None. With
+    method's algorithm by name, such as ``entropy``. ``groups`` are names of features by the name of
+    their group (docs/groups.md): a group has one gate, so that all of it is chosen or nothing;
+    ``features`` and ``density`` then count gates, those of groups and of features in no group.
+    ``harmonise`` brings the rows of each site to its own units first (`data.harmonise`).
+    ``validation`` "leave-one-site-out" fits without each site in turn, too, and scores it.
+    ``covariate_ridge`` is the weight of the penalty of covariates, in the units of ``ridge``, in
+    the search as in the refit. With ``fdr`` or ``pfer`` the errors are controlled
+    (docs/error-control.md): as many features are chosen as keep the expected share of false ones at
+    ``fdr``, by ``decoys`` and ``fdr_rule``, or the expected number of false ones at ``pfer``, by
+    ``pairs`` of halves of the rows under the assumption ``assume``; ``features`` is then how many a
+    seed, or half, may choose, decoys among them, and a default takes the place of None. With
     ``privacy`` the search of all seeds and the refit of the ensemble share its budget; seeds are
     not refitted, and ``ridge`` is in units of a site where sites are protected.
     """
@@ -107,6 +111,7 @@ class Settings(BaseModel):
     covariate_ridge: float = Field(0.0, ge=0, allow_inf_nan=False)
     early_stop: int | None = Field(None, ge=1)
     gate: Literal["feature", "scalar"] = "feature"
+    groups: Named | None = None
     engine: Literal["vectorized", "loop"] = "vectorized"
     evaluate_every: int = Field(10, ge=1)
     min_cell: int = Field(0, ge=0)
@@ -133,6 +138,9 @@ class Settings(BaseModel):
                 f"participation is {self.participation}; "
                 "give a fraction up to 1 or a whole number of sites"
             )
+            raise ValueError(msg)
+        if self.groups is not None and self.gate != "feature":
+            msg = f"gate is {self.gate!r}, but groups share their gates; leave one of the two out"
             raise ValueError(msg)
         if self.harmonise is not None and self.standardise in {"array", "row"}:
             msg = (
@@ -162,6 +170,8 @@ class Settings(BaseModel):
             and self.pfer is not None,
             f"gate is {self.gate!r}, but errors are controlled by feature; leave gate out":
                 self.gate != "feature",
+            "fdr and pfer control errors of single features; leave groups out":
+                self.groups is not None,
             "a private fit has no fdr or pfer: decoys need sums over rows without noise, and halves"
             " of the rows would spend its budget many times; leave it out":
                 self.privacy is not None,
@@ -204,9 +214,29 @@ class Settings(BaseModel):
                 if self.features is not None
                 else f"density={self.density}"
             )
-            msg = f"{asked} keeps {count} of {gates} features; ask for 1 to {gates}"
+            what = "features" if self.groups is None else "gates of groups and features"
+            msg = f"{asked} keeps {count} of {gates} {what}; ask for 1 to {gates}"
             raise ValueError(msg)
         return count
+
+    def groups_in(self, data: FederatedData) -> Groups | None:
+        """Return the groups of the data's features, None without groups.
+
+        Raises:
+            DataError: no group has a feature of the data.
+        """
+        return None if self.groups is None else groups_of(self.groups, data.candidates)
+
+    def gates(self, data: FederatedData) -> int:
+        """Return how many gates each run of a search chooses among.
+
+        Raises:
+            DataError: as `groups_in`.
+        """
+        groups = self.groups_in(data)
+        if groups is None:
+            return self.columns * data.n_candidates
+        return grouping(data.n_candidates, groups.members).size
 
     def _usual_kept(self, gates: int) -> int:
         """Return how many a seed keeps where it is not said and errors are controlled."""
@@ -283,10 +313,11 @@ def check_request(settings: Settings, methods: Sequence[str], data: FederatedDat
     if settings.privacy is not None:
         check_data(methods, data)
         check_settings(dict(settings))
+    _check_groups(settings, methods, data)
     kept = _check_kept(settings, methods, data)
-    density = kept / (settings.columns * data.n_candidates)
+    density = kept / settings.gates(data)
     algorithms = [search_algorithm(settings, find_method(name), density) for name in methods]
-    problem = linear_problem(data, settings.gate)
+    problem = linear_problem(data, settings.gate, settings.groups_in(data))
     for name, algorithm in zip(methods, algorithms, strict=True):
         algorithm.refuse(problem)
         method = find_method(name)
@@ -301,13 +332,30 @@ def check_request(settings: Settings, methods: Sequence[str], data: FederatedDat
         raise ValueError(msg)
 
 
+def _check_groups(settings: Settings, methods: Sequence[str], data: FederatedData) -> None:
+    """Warn of groups' features that the data do not have, and refuse methods without gates.
+
+    Raises:
+        ValueError: a solver chooses single features, or no group has a feature of the data.
+    """
+    groups = settings.groups_in(data)
+    if groups is None:
+        return
+    single = [name for name in methods if find_method(name).once]
+    if single:
+        msg = f"{single[0]} has a solver that chooses single features; with groups use eflops"
+        raise ValueError(msg)
+    for note in groups.notes():
+        warnings.warn(note, DataWarning, stacklevel=3)
+
+
 def _check_kept(settings: Settings, methods: Sequence[str], data: FederatedData) -> int:
     """Return how many columns each run of the search keeps.
 
     Raises:
         ValueError: too many, or the error rate that is asked for cannot be kept with them.
     """
-    kept = settings.kept(settings.columns * data.n_candidates)
+    kept = settings.kept(settings.gates(data))
     if not settings.controlled:
         return kept
     alone = [name for name in methods if find_method(name).rows == "alone"]
@@ -402,16 +450,23 @@ class Fit:
 def linear_problem(
     data: FederatedData,
     gate: models.GateUnit = "feature",
+    groups: Groups | None = None,
+    *,
     constants: Mapping[str, float] | None = None,
 ) -> Problem:
     """Return the linear problem for the data's target, one object for data of one shape.
 
     ``constants``: what the outcome takes from training rows; see `constants_of`.
     """
-    covariates = data.n_features - data.n_candidates
-    named = tuple((constants or {}).items())
-    classes = len(data.classes)
-    return _linear_problem(data.n_candidates, data.outcome, classes, gate, covariates, named)
+    return _linear_problem(
+        data.n_candidates,
+        data.outcome,
+        len(data.classes),
+        gate,
+        data.n_features - data.n_candidates,
+        () if groups is None else groups.members,
+        tuple((constants or {}).items()),
+    )
 
 
 @cache
@@ -421,14 +476,18 @@ def _linear_problem(
     n_classes: int,
     gate: models.GateUnit,
     covariates: int,
-    constants: tuple[tuple[str, float], ...] = (),
+    groups: tuple[tuple[int, ...], ...],
+    constants: tuple[tuple[str, float], ...],
 ) -> Problem:
     outputs = n_classes if name == "multiclass" else 1
-    model = models.linear(n_features, outputs, gate=gate)
+    if groups:
+        model = models.grouped(grouping(n_features, groups), outputs)
+    else:
+        model = models.linear(n_features, outputs, gate=gate)
     if covariates:
         model = models.with_covariates(model, covariates, outputs)
     problem = supervised(model, make_outcome(name, n_classes, dict(constants)))
-    recipe = [n_features, name, n_classes, gate, covariates, *([constants] if constants else [])]
+    recipe = [n_features, name, n_classes, gate, covariates, groups, constants]
     return replace(problem, recipe={"linear": recipe})
 
 
@@ -457,9 +516,9 @@ def problem_of(recipe: Mapping[str, Any]) -> Problem:
 
     `fedsift.forgetting.remade` makes the problems that are made of it.
     """
-    n_features, name, n_classes, gate, covariates, *rest = recipe["linear"]
-    constants = tuple((str(k), float(v)) for part in rest for k, v in part)
-    return _linear_problem(n_features, name, n_classes, gate, covariates, constants)
+    *shape, groups, constants = recipe["linear"]
+    named = tuple((str(name), float(value)) for name, value in constants)
+    return _linear_problem(*shape, tuple(map(tuple, groups)), named)
 
 
 def fit_case(
@@ -487,7 +546,7 @@ def fit_case(
     if method.rows == "pooled":
         rows, searched = rows.pooled(), searched.pooled()
     constants = constants_of(rows, standardiser.target_scale)
-    problem = linear_problem(rows, settings.gate, constants)
+    problem = linear_problem(rows, settings.gate, constants=constants)
     problem = with_covariate_ridge(problem, rows, settings, method)
     if standardiser.learned or constants or settings.privacy is not None:
         joins = None
@@ -496,27 +555,35 @@ def fit_case(
     first = _covariates_first(
         problem, rows, settings, method, _of_stage(callback, "covariates"), checkpoint
     )
+    groups = settings.groups_in(rows)
+    layout = None if groups is None else grouping(rows.n_candidates, groups.members)
+    sought = linear_problem(searched, settings.gate, groups, constants=constants)
+    sought = with_covariate_ridge(sought, searched, settings, method)
     if first is not None:
-        problem = problem.beginning(
+        sought = sought.beginning(
             {leaf: value[0] for leaf, value in first.params.items() if leaf != "weight"}
         )
-    sought = problem if made is None else linear_problem(searched, settings.gate, constants)
     kept, tell = settings.kept(sought.gates.size), _of_stage(callback, "search")
     search = _search(sought, searched, settings, method, kept, tell, checkpoint, repeats, joins)
     params, choice = _chosen(search.params, settings, rows.features)
-    magnitudes = torch.func.vmap(problem.gates.magnitude)(params)
+    magnitudes = torch.func.vmap((sought if made is None else problem).gates.magnitude)(params)
     masks = (magnitudes > 0).to(magnitudes.dtype)
-    groups = rows.n_sites if method.rows == "alone" else 1
+    places = rows.n_sites if method.rows == "alone" else 1
     if choice is None:
-        by_group = zip(masks.chunk(groups), magnitudes.chunk(groups), strict=True)
-        support = torch.stack([ensemble_support(m, w, kept) for m, w in by_group])
+        by_place = zip(masks.chunk(places), magnitudes.chunk(places), strict=True)
+        support = torch.stack([ensemble_support(m, w, kept) for m, w in by_place])
     else:
         support = choice.support.unsqueeze(0)
-    means = trees.map_tensors(lambda t: t.reshape(groups, -1, *t.shape[1:]).mean(1), params)
-    start, supports = means, support
+    size, chosen, supports = (sought.gates.size, kept), masks, support
+    if layout is not None:
+        params = params | {"weight": layout.total(params["weight"])}
+        chosen, supports = layout.columns_of(masks), layout.columns_of(support)
+        size = (len(layout.gates), round(float(chosen.sum(1).mean())))
+    means = trees.map_tensors(lambda t: t.reshape(places, -1, *t.shape[1:]).mean(1), params)
+    start = means
     if private is None:
         start = trees.map_tensors(lambda a, b: torch.cat([a, b]), params, means)
-        supports = torch.cat([masks, support])
+        supports = torch.cat([chosen, supports])
     final, tuned = _refit(
         rows, settings, constants, start, supports, method, _of_stage(callback, "refit"),
         checkpoint, search.spent,
@@ -537,7 +604,7 @@ def fit_case(
         bytes_up=up,
         bytes_down=down,
         bytes_dense=sum(map(_dense_bytes, done.values())),
-        bytes_formula=_visits(search) * method.formula(sought.gates.size, kept),
+        bytes_formula=_visits(search) * method.formula(*size),
         plan=(search.plan or Plan())._asdict(),
         history=[{"stage": name, **r} for name, run in done.items() for r in run.history],
         privacy={} if private is None else promise(private[0], int(tuned.spent.max())),
@@ -568,7 +635,8 @@ def planned_privacy(rows: FederatedData, settings: Settings) -> tuple[Privacy, i
     """
     if settings.privacy is None:
         return None
-    method, problem = find_method(settings.method), linear_problem(rows, settings.gate)
+    method = find_method(settings.method)
+    problem = linear_problem(rows, settings.gate, settings.groups_in(rows))
     kept = settings.kept(problem.gates.size)
     search = search_algorithm(settings, method, kept / problem.gates.size)
     total = torch.zeros(rows.n_sites, dtype=torch.int64)
@@ -741,7 +809,7 @@ def _refit(
         own = torch.eye(rows.n_sites, dtype=torch.bool)
         eligible = torch.cat([own.repeat_interleave(settings.seeds, 0), own])
         total /= rows.n_sites
-    problem = linear_problem(chosen, settings.gate, constants)
+    problem = linear_problem(chosen, settings.gate, constants=constants)
     problem = problem.with_ridge(settings.ridge / total)
     problem = with_covariate_ridge(problem, rows, settings, method)
     stop = None

@@ -18,6 +18,7 @@ from fedsift._version import __version__
 from fedsift.callbacks import Callback, CallbackError, adding, calling
 from fedsift.checkpoints import AFRESH, DamagedError, StageCheckpoint
 from fedsift.data import FederatedData, RemoteData, Standardiser, split
+from fedsift.data.groups import Groups
 from fedsift.evaluation import baseline_hazards
 from fedsift.findings import candidates, feature_table, method_figures, only_scores, same_data
 from fedsift.held_out import held_out
@@ -53,6 +54,7 @@ log = logging.getLogger(__name__)
 
 BESIDE = ("local", "central")
 VERSIONS = {"fedsift": __version__, "torch": str(torch.__version__)}
+FIRST = 5  # names of features and groups that are not there
 BESIDE_SEEDS = 5  # enough for an orientation, at a fraction of the time
 
 
@@ -129,7 +131,7 @@ def method_results(
     """Fit a method on cases; return its figures and the fits."""
     fits = study.fits(method, cases)
     settings = effective(study.settings.model_copy(update={"method": method}))
-    return method_figures(fits, cases, settings.seeds, settings.min_cell), fits
+    return method_figures(fits, cases, settings), fits
 
 
 def run_fit(
@@ -382,11 +384,13 @@ def first_facts(
     described_data = _data_facts(data, settings)
     if settings.privacy is not None:
         described_data = described(described_data, settings.privacy)
+    grouped = settings.groups_in(data)
     return {
         "version": VERSION,
         "command": command,
         "status": "running",
         "settings": settings.model_dump(),
+        **({} if grouped is None else {"groups": _group_facts(grouped, settings.gates(data))}),
         "source": source,
         "data": described_data,
         "versions": VERSIONS | {"python": platform.python_version()},
@@ -394,6 +398,17 @@ def first_facts(
             "engine": "flower" if isinstance(data, RemoteData) else settings.engine,
             "threads": torch.get_num_threads(),
         },
+    }
+
+
+def _group_facts(groups: Groups, gates: int) -> dict[str, Any]:
+    """Return how many groups there are, how many gates, and what groups name that is not there."""
+    return {
+        "groups": len(groups.names),
+        "single": gates - len(groups.names),
+        "gates": gates,
+        "unknown": {"count": len(groups.unknown), "first": list(groups.unknown[:FIRST])},
+        "empty": {"count": len(groups.empty), "first": list(groups.empty[:FIRST])},
     }
 
 

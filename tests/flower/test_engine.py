@@ -120,6 +120,21 @@ def test_a_fit_with_covariates_is_the_simulators(tmp_path: Path) -> None:
         assert far.results[name] == near.results[name]
 
 
+def test_a_fit_with_groups_is_the_simulators(tmp_path: Path) -> None:
+    """Sites know of groups what the problem says; x2 is in both."""
+    data = rows("binary", sizes=(9, 6, 8))
+    remote = connected(data, FakeGrid(nodes_of(data, tmp_path)))
+    groups = {"one": ["x0", "x1", "x2"], "other": ["x2", "x3"]}
+    knobs: Any = {"features": 2, "seeds": 2, "splits": 1, "rounds": 3, "tuning_rounds": 3}
+    knobs |= {"groups": groups, "beside": ()}
+    far, near = fit(remote, **knobs), fit(data, **knobs)
+    assert largest_gap(far.params, near.params) <= 1e-5
+    for name in ("bytes_up", "bytes_down", "bytes_dense", "alternatives"):
+        assert far.results[name] == near.results[name]
+    names = [[group["name"] for group in run.results["groups"]] for run in (far, near)]
+    assert names[0] == names[1]
+
+
 def test_sites_held_out_and_in_their_own_units_are_the_simulators(tmp_path: Path) -> None:
     """A site that is held out is not asked to train; each takes its means off by itself."""
     data = rows("regression", sizes=(9, 6, 8))

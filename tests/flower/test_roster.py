@@ -160,6 +160,17 @@ def test_the_app_holds_the_plan(tmp_path: Path) -> None:
         read_plan(tmp_path)
 
 
+def test_the_app_holds_groups_whatever_they_are_called(tmp_path: Path) -> None:
+    from fedsift.deployment.writing import read_plan, write_app
+
+    groups = {"péptide 'a'": ["g1", 'g "2"'], "b\\n": ["g3"]}
+    files = [tmp_path / "a.csv", tmp_path / "b.csv"]
+    plan = plan_of(files, settings=Settings(features=1, groups=groups))
+    write_app(tmp_path / "app", plan)
+    assert read_plan(tmp_path / "app") == plan
+    assert plan.settings.groups == groups
+
+
 def test_demo_files_hold_the_same_numbers(tmp_path: Path) -> None:
     data = iid(golub38(), 3, seed=0)
     back = read_sites(write_sites(data, tmp_path), "diagnosis", id_column="id")

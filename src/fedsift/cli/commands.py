@@ -373,7 +373,7 @@ def _study(
 def _trackers(track: list[str] | None, path: Path, settings: Settings) -> list[Tracker]:
     from fedsift.trackers import make_tracker
 
-    asked = settings.model_dump(exclude_none=True)
+    asked = settings.model_dump(exclude_none=True, exclude={"groups"})
     return [make_tracker(text, path, asked) for text in track or ()]
 
 

@@ -22,7 +22,7 @@ def forecast(
 ) -> dict[str, Any]:
     """Return the facts of a run that is not done; the expected figures are rough."""
     data = cases[-1].train
-    private = planned_privacy(data, settings)
+    private, gates = planned_privacy(data, settings), settings.gates(data)
     seconds, sent, rounds = 0.0, 0.0, {}
     for method, names in work.items():
         timed = _timed(cases[0], settings.model_copy(update={"method": method}))
@@ -36,7 +36,8 @@ def forecast(
     return {
         "samples": data.n_samples,
         "features": data.n_candidates,
-        "features_kept": settings.kept(settings.columns * data.n_candidates),
+        "features_kept": settings.kept(gates),
+        **({} if settings.groups is None else {"gates": gates}),
         "sites": dict(zip(data.sites, data.sizes, strict=True)),
         "target": data.target,
         "classes": list(data.classes),
@@ -87,7 +88,7 @@ def forecast_text(facts: Mapping[str, Any]) -> str:
             "Nothing is written. This would be done:",
             f"  data      {facts['samples']} samples x {facts['features']} features, target {what}",
             f"  sites     {len(facts['sites'])}: {sites}{more}",
-            f"  keep      {facts['features_kept']} of {facts['features']} features",
+            f"  keep      {facts['features_kept']} of {_choice(facts)}",
             f"  cases     {len(cases)}: {cases[0]}{rest}",
             f"  methods   {methods}",
             f"  each      {facts['seeds']} seeds, and a refit of {facts['tuning_rounds']} rounds",
@@ -97,6 +98,13 @@ def forecast_text(facts: Mapping[str, Any]) -> str:
             f"  run       {facts['run']}",
         )
     )
+
+
+def _choice(facts: Mapping[str, Any]) -> str:
+    """Return what is chosen among."""
+    if "gates" in facts:
+        return f"{facts['gates']} gates of groups and features"
+    return f"{facts['features']} features"
 
 
 def work(

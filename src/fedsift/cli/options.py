@@ -488,6 +488,16 @@ class Request:
             metavar="T,T",
         ),
     ] = None
+    groups: Annotated[
+        str | None,
+        _option(
+            "--groups",
+            group=METHOD,
+            text="GMT file of groups of features, each chosen as a whole; --features then counts"
+            " groups.",
+            metavar="FILE",
+        ),
+    ] = None
     gate: Annotated[
         str | None,
         _option(
@@ -554,6 +564,8 @@ class Request:
             given["covariates"] = _names(self.covariates)
         given |= survival
         given.pop("event", None)
+        if self.groups is not None:
+            given["groups"] = self.groups
         if self.files:
             given["files"] = [str(file.absolute()) for file in site_files(self.files)]
         return Source(**given)
@@ -647,10 +659,13 @@ class Request:
 
     def settings(self, source: Source, method: str) -> Settings:
         """Return the settings: what was said, else the data set's defaults, else the general."""
+        from fedsift.data.groups import named_groups
         from fedsift.studies import Settings
 
         names = set(Settings.model_fields) & {field.name for field in fields(self)}
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        if self.groups is not None:
+            given["groups"] = named_groups(self.groups)
         privacy = self._privacy()
         if privacy is not None:
             given["privacy"] = privacy

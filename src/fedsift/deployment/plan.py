@@ -27,7 +27,8 @@ DEFAULTS: Mapping[str, Any] = {
 }
 """Settings that differ from a simulation's, because a round costs seconds whatever it does."""
 
-STRUCTURED = ("knobs", "privacy", "hazard_times", "analysis_plan")  # of several values
+# Settings and fields of several values.
+STRUCTURED = ("knobs", "privacy", "hazard_times", "groups", "analysis_plan")
 
 
 class Plan(BaseModel):
@@ -133,7 +134,7 @@ class Plan(BaseModel):
     def to_config(self) -> dict[str, str | int | float | bool]:
         """Return the plan as Flower's run configuration: flat, dashes in names, no null.
 
-        Lists are joined by line breaks, which no column name has; `STRUCTURED` values are JSON.
+        Lists are joined by line breaks, which no column name has; what is in `STRUCTURED` is JSON.
         """
         values = self.model_dump(mode="json")
         flat = {**values.pop("settings"), **values}

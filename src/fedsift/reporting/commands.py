@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fedsift.data.errors import counted
 from fedsift.flags import flag
 from fedsift.sources import Source
 from fedsift.studies import Settings
@@ -28,12 +29,17 @@ def fit_command(facts: Mapping[str, Any]) -> str | None:
     if any(name in given for name in WITHOUT):
         return None
     knobs, privacy = given.pop("knobs", {}), given.pop("privacy", None)
+    given.pop("groups", None)
     words = ["fedsift", "fit", *(Path(file).name for file in source.files)]
     if source.plan is not None:
         return shlex.join([*words, "--plan", Path(source.plan).name])
-    words += _words(source.model_dump(exclude_defaults=True, exclude={"files", "covariates"}))
+    words += _words(
+        source.model_dump(exclude_defaults=True, exclude={"files", "covariates", "groups"})
+    )
     if source.covariates:
         words += ["--covariates", ",".join(source.covariates)]
+    if source.groups is not None:
+        words += ["--groups", Path(source.groups).name]
     words += _words(given)
     words += [word for k, v in knobs.items() for word in ("--set", f"{k}={_text(v)}")]
     words += _words(_of_privacy(privacy or {}))
@@ -44,6 +50,8 @@ def changed_settings(facts: Mapping[str, Any]) -> dict[str, str]:
     """Return the settings that are not the usual ones, as texts."""
     usual = Settings(features=1).model_dump()
     given = Settings(**facts["settings"]).model_dump()
+    if given["groups"] is not None:
+        given["groups"] = counted(len(given["groups"]), "group")
     return {
         name: _text(value)
         for name, value in given.items()

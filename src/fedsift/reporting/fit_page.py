@@ -17,10 +17,12 @@ from fedsift.reporting.readable import readable
 from fedsift.reporting.rich_tables import blocks as table_blocks
 from fedsift.reporting.rich_tables import plain_table
 from fedsift.reporting.tables import (
+    alternatives_text,
     caution,
     control_text,
     covariate_table,
     direction,
+    group_table,
     headline,
     score_table,
     searches,
@@ -120,6 +122,11 @@ def _features(run: Run) -> Section:
     if run.facts["candidates"]:
         chart = figures.inclusion(run.facts["candidates"], run.settings.lanes)
         blocks.append(Figures([chart]))
+    if run.settings.groups is not None:
+        blocks += table_blocks(group_table(run), "Chosen groups")
+    text = alternatives_text(run.results)
+    if text:
+        blocks.append(Words(text))
     if run.effects:
         blocks += table_blocks(covariate_table(run), "Covariates")
     return Section("features", "Chosen features", blocks)
@@ -282,6 +289,8 @@ def _sites(run: Run) -> Section:
 
 def _training(run: Run, history: Sequence[dict[str, Any]]) -> Section | None:
     total = run.settings.columns * run.facts["data"]["features"]
+    if run.settings.groups is not None:
+        total = run.facts["groups"]["gates"]
     charts = figures.training(history, run.settings.kept(total) / total)
     return Section("training", "How the training went", [Figures(charts)]) if charts else None
 

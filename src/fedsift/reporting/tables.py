@@ -45,12 +45,7 @@ def fit_report(run: Run) -> RenderableType:
     """Return what a fit found, for a reader who never saw the method."""
     run = readable(run)
     parts: list[RenderableType] = [sentence(run)]
-    if run.settings.controlled:
-        parts += [Text(), Text(control_text(run.results["error_control"]))]
-    if run.features:
-        parts += [Text(), feature_table(run), Text(_WEIGHTS)]
-    if run.effects:
-        parts += [Text(), covariate_table(run)]
+    parts += _what_is_chosen(run)
     scores = score_table(run)
     if scores is not None:
         parts += [Text(), scores]
@@ -64,6 +59,23 @@ def fit_report(run: Run) -> RenderableType:
     if METHODS[run.settings.method].rows == "federated":
         parts += [Text(), Text(traffic(run.results, searches(run.settings)))]
     return Group(*parts)
+
+
+def _what_is_chosen(run: Run) -> list[RenderableType]:
+    """Return features, groups, alternatives and covariates, and how their number was decided."""
+    parts: list[RenderableType] = []
+    if run.settings.controlled:
+        parts += [Text(), Text(control_text(run.results["error_control"]))]
+    if run.features:
+        parts += [Text(), feature_table(run), Text(_WEIGHTS)]
+    if run.settings.groups is not None:
+        parts += [Text(), group_table(run)]
+    swapped = alternatives_text(run.results)
+    if swapped:
+        parts += [Text(swapped)]
+    if run.effects:
+        parts += [Text(), covariate_table(run)]
+    return parts
 
 
 def control_text(control: Mapping[str, Any]) -> str:
@@ -171,6 +183,51 @@ def feature_table(run: Run, most: int = 30) -> Table:
     if len(run.features) > most:
         table.caption = f"and {len(run.features) - most} more in features.csv"
     return table
+
+
+def group_table(run: Run, most: int = 12) -> Group:
+    """Return the chosen groups with the weights of their features."""
+    told, weights = run.facts["groups"], {f.name: f.weight for f in run.features}
+    table = simple_table()
+    table.add_column("group")
+    table.add_column(f"chosen by\n{searches(run.settings)}", justify="right", no_wrap=True)
+    table.add_column("its features, and their weights")
+    inside: set[str] = set()
+    for group in run.results["groups"]:
+        members = [row["name"] for row in group["features"] if row["name"] in weights]
+        inside |= set(members)
+        shown = [f"{name} {weights[name]:+.2f}" for name in members[:most]]
+        rest = len(members) - len(shown)
+        shown += [f"and {rest} more"] if rest else []
+        share = f"{group['inclusion_probability']:.0%}"
+        table.add_row(Text(group["name"], style="bold"), share, Text(", ".join(shown)))
+    single = sum(name not in inside for name in weights)
+    text = (
+        f"Chosen: {len(run.results['groups'])} of {counted(told['groups'], 'group')}, and {single}"
+        f" of {counted(told['single'], 'feature')} in no group; --features and --density count"
+        " groups and such features alike."
+    )
+    for what, absent in (("feature", told["unknown"]), ("group", told["empty"])):
+        if absent["count"]:
+            more = ", ..." if absent["count"] > len(absent["first"]) else ""
+            text += (
+                f" Left out, not being in the data: {counted(absent['count'], what)}"
+                f" ({', '.join(absent['first'])}{more})."
+            )
+    return Group(table, Text(text))
+
+
+def alternatives_text(results: Mapping[str, Any], most: int = 5) -> str:
+    """Return which features took the place of chosen ones in other seeds; empty if none did."""
+    found: Mapping[str, Any] = results.get("alternatives", {})
+    if not found:
+        return ""
+    lines = [
+        f"{name}: " + ", ".join(f"{o['name']} ({o['seeds']} of {o['without']})" for o in others)
+        for name, others in list(found.items())[:most]
+    ]
+    more = "" if len(found) <= most else f"; {len(found) - most} more in run.json"
+    return f"Alternatives, in the runs that did not choose a feature: {'; '.join(lines)}{more}."
 
 
 def covariate_table(run: Run) -> Group:

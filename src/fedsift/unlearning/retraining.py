@@ -9,7 +9,7 @@ from fedsift.checkpoints import StageCheckpoint
 from fedsift.data import FederatedData, Standardiser, of_role
 from fedsift.data.federated import FORGET, RETAIN
 from fedsift.engines.base import turns_of
-from fedsift.findings import candidates, feature_table
+from fedsift.findings import candidates, choice_figures, feature_table
 from fedsift.joins import Start, go_on_without, join_file
 from fedsift.run_folder import JOINS, read_fit, write_fit
 from fedsift.runs import Run
@@ -40,7 +40,8 @@ def retrain(
     else:
         fit = fit_case(case, run.settings, standardiser, checkpoint=checkpoint)
         write_fit(done, fit, checkpoint.fingerprint or "")
-    facts = run.facts | {"candidates": candidates(fit, case)}
+    results = run.facts["results"] | choice_figures(fit, case, run.settings)
+    facts = run.facts | {"candidates": candidates(fit, case), "results": results}
     facts |= baseline(case, run.settings, fit, standardiser)
     after = Run(
         run.settings, facts, feature_table(fit, case, []), fit.ensemble(), standardiser, run.path

@@ -91,7 +91,8 @@ def _changed(
         seed=run.settings.seed, weights=run.settings.weights, engine=run.settings.engine,
     )  # fmt: skip
     size = problem.gates.size
-    kept = max(1, len(run.features)) if run.settings.controlled else run.settings.kept(size)
+    as_many = run.settings.controlled or run.settings.groups is not None
+    kept = max(1, len(run.features)) if as_many else run.settings.kept(size)
 
     def with_method(task: Task, checkpoint: StageCheckpoint, **more: Any) -> Unlearned:
         return unlearn(task, method, checkpoint=checkpoint, **options | more)

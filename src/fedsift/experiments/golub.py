@@ -15,7 +15,7 @@ from fedsift.experiments.golub_page import golub_page
 from fedsift.reporting.charts import Chart, Series
 from fedsift.selection import paired_p_value, t_interval
 
-FULL = {"splits": 30, "seeds": 8, "rounds": 300, "tuning_rounds": 100}
+FULL = {"splits": 30, "seeds": 8, "rounds": 100, "tuning_rounds": 100}
 QUICK = {"splits": 3, "seeds": 2, "rounds": 40, "tuning_rounds": 20}
 RUNS, QUICK_RUNS = 30, 3  # run seeds of the paper's own comparison, on one split
 PAPERS = ("E-FLoPS", "FLoPS (T=0)", "FedIter-HT", "Fed-HT", "FedAvg + top-m")

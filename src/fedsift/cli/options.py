@@ -496,10 +496,20 @@ class Request:
                 raise UsageError(f"{flag(name)} goes with {belongs} only; leave it out")
         self._check_demo(given)
         if self.covariates is not None:
-            given["covariates"] = _names(self.covariates)
+            given["covariates"] = self.covariate_names
         if self.files:
             given["files"] = [str(file.absolute()) for file in site_files(self.files)]
         return Source(**given)
+
+    @property
+    def covariate_names(self) -> tuple[str, ...]:
+        """The columns of ``--covariates age,sex``."""
+        if self.covariates is None:
+            return ()
+        names = tuple(name.strip() for name in self.covariates.split(",") if name.strip())
+        if not names:
+            raise UsageError("--covariates names none; give columns with commas between: age,sex")
+        return names
 
     def said(self, names: Sequence[str]) -> dict[str, str]:
         """Return the options of a value that were given, as they are written, but for the files."""
@@ -560,14 +570,6 @@ class Request:
             if name not in given:
                 raise UsageError(f"--privacy-{name} is missing; privacy needs it (docs/privacy.md)")
         return Privacy(**given)
-
-
-def _names(text: str) -> tuple[str, ...]:
-    """Return the columns of ``age,sex``."""
-    names = tuple(name.strip() for name in text.split(",") if name.strip())
-    if not names:
-        raise UsageError("--covariates names none; give columns with commas between: age,sex")
-    return names
 
 
 def _knob(text: str) -> tuple[str, bool | int | float | str]:

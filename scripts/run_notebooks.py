@@ -23,7 +23,9 @@ def main(paths: list[Path]) -> None:
         notebook = nbformat.read(path, as_version=4)
         with tempfile.TemporaryDirectory() as folder:
             where = {"metadata": {"path": folder}}
-            NotebookClient(notebook, timeout=600, resources=where, record_timing=False).execute()
+            NotebookClient(
+                notebook, timeout=3600, startup_timeout=600, resources=where, record_timing=False
+            ).execute()
         notebook.metadata.pop("language_info", None)
         nbformat.write(notebook, path)
         print(path.name)

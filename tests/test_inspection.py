@@ -232,3 +232,56 @@ def test_columns_and_cells_that_a_fit_would_refuse_are_told(tmp_path, capsys):
     assert facts["columns"]["lost"] == ["w"]
     assert facts["columns"]["text"] == {"day": 2}
     assert facts["columns"]["unreadable"] == {"v": {"cells": 2, "first": "a.csv, line 3"}}
+
+
+def with_covariates(folder: Path, sexes: str = "fm", ages: str = "") -> list[str]:
+    """Write two sites of 20 rows with four genes, an age, a sex and a target."""
+    files = []
+    for name in "ab":
+        rng, lines = np.random.default_rng(ord(name)), ["age,sex,g0,g1,g2,g3,y"]
+        for row in range(20):
+            x = rng.normal(size=4)
+            age = ages or f"{rng.normal(60, 9):.1f}"
+            sex = sexes[row % len(sexes)]
+            lines.append(f"{age},{sex},{','.join(map(str, x))},{x[0] + rng.normal():.4f}")
+        files.append(str(folder / f"{name}.csv"))
+        Path(files[-1]).write_text("\n".join(lines) + "\n")
+    return files
+
+
+def test_covariates_are_shown_as_such_and_count_as_no_features(tmp_path, capsys):
+    files = with_covariates(tmp_path)
+    asked = [*files, "--target", "y", "--covariates", "age,sex"]
+    facts = shown(asked, capsys)
+    assert facts["features"] == facts["drift"]["columns"] == 4
+    assert facts["covariates"] == [
+        {"name": "age", "missing": 0, "levels": {}, "problem": None},
+        {"name": "sex", "missing": 0, "levels": {"f": 20, "m": 20}, "problem": None},
+    ]
+    assert facts["columns"]["text"] == {}
+    assert "sex" not in inspect_files(files, covariates=["age", "sex"])["candidates"]
+    assert main(["inspect", *asked]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "4 features, 2 covariates" in out
+    assert "stay in the model: 'age' (measured), 'sex' (f 20, m 20)" in out
+    fit = shlex.split(facts["next"])
+    assert fit[1] == "fit"
+    assert main([*fit[1:], *TINY, "--out", str(tmp_path / "run")]) == 0
+
+
+def test_covariates_that_a_fit_would_refuse_are_told(tmp_path, capsys):
+    files = with_covariates(tmp_path, sexes="abcdefghijklmnopqrst", ages="3")
+    Path(files[1]).write_text(Path(files[1]).read_text().replace("3,t,", "3,z,"))
+    facts = inspect_files(files, target="y", covariates=["age", "sex"], min_cell=5)
+    assert [c["problem"] for c in facts["covariates"]] == ["one value", "texts"]
+    assert main(["inspect", *files, "--target", "y", "--covariates", "age,sex"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "'age' has one value" in out
+    assert "'sex' has too many different texts" in out
+    assert "once what is named above is mended" in out
+    few = inspect_files(
+        with_covariates(tmp_path, sexes="ffffffffffffffffffm"), min_cell=5, covariates=["sex"]
+    )
+    assert few["covariates"][0]["levels"] == {"f": 38, "m": None}
+    assert main(["inspect", *files, "--target", "y", "--covariates", "ages"]) == 2
+    assert "did you mean 'age'" in capsys.readouterr().err

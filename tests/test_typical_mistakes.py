@@ -125,6 +125,13 @@ def test_the_answer_is_one_line_with_the_thing_and_the_next_action(name, capsys)
         assert needle in line
 
 
+def test_a_misspelt_command_is_told_once(capsys):
+    assert main(["fitt", "--demo", "golub"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.lower().count("did you mean 'fit'?") == 1
+    assert "fedsift --help" in line
+
+
 NOTED = {
     "one class a site": (
         "allsick.csv allwell.csv --id patient --target diagnosis",

@@ -389,7 +389,7 @@ def first_facts(
         "version": VERSION,
         "command": command,
         "status": "running",
-        "settings": settings.model_dump(),
+        "settings": settings.model_dump(mode="json"),
         **({} if grouped is None else {"groups": _group_facts(grouped, settings.gates(data))}),
         "source": source,
         "data": described_data,

@@ -39,7 +39,8 @@ def explain(error: BaseException) -> tuple[int, str]:  # noqa: PLR0911  a line a
         return INTERRUPTED, "stopped"
     message = getattr(error, "format_message", None)  # typer's usage errors, whose class has moved
     if message is not None:
-        text = message()
+        # Where click suggests a command, typer does so once more.
+        text = re.sub(r"( Did you mean [^?]*\?)\1", r"\1", message())
         return USAGE, _one_line(f"{text} (see {_command(error)} --help)") if text else ""
     from pydantic import ValidationError
 

@@ -8,8 +8,8 @@ from fedsift.cli.failures import UsageError
 from fedsift.cli.options import Request, takes_request
 
 OPTIONS = (
-    "files", "target", "id_column", "site_column", "weight_column", "outcome", "drop", "separator",
-    "features", "min_cell", "json",
+    "files", "target", "id_column", "site_column", "weight_column", "outcome", "drop", "covariates",
+    "separator", "features", "min_cell", "json",
 )  # fmt: skip
 
 
@@ -22,6 +22,8 @@ def inspect(request: Request) -> None:
     fedsift inspect berlin.csv paris.csv rome.csv
 
     fedsift inspect berlin.csv paris.csv rome.csv --target diagnosis --features 5
+
+    fedsift inspect berlin.csv paris.csv --target response --covariates age,sex
 
     fedsift inspect all.h5ad --target response --site-column hospital --json
     """
@@ -38,6 +40,7 @@ def inspect(request: Request) -> None:
         id_column=request.id_column,
         weight_column=request.weight_column,
         drop=request.drop or [],
+        covariates=request.covariate_names,
         outcome=request.outcome or "auto",
         separator=request.separator,
         features=request.features,

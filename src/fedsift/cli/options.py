@@ -561,7 +561,7 @@ class Request:
                 raise UsageError(f"{flag(name)} goes with {belongs} only; leave it out")
         self._check_demo(given)
         if self.covariates is not None:
-            given["covariates"] = _names(self.covariates)
+            given["covariates"] = self.covariate_names
         given |= survival
         given.pop("event", None)
         if self.groups is not None:
@@ -569,6 +569,16 @@ class Request:
         if self.files:
             given["files"] = [str(file.absolute()) for file in site_files(self.files)]
         return Source(**given)
+
+    @property
+    def covariate_names(self) -> tuple[str, ...]:
+        """The columns of ``--covariates age,sex``."""
+        if self.covariates is None:
+            return ()
+        names = tuple(name.strip() for name in self.covariates.split(",") if name.strip())
+        if not names:
+            raise UsageError("--covariates names none; give columns with commas between: age,sex")
+        return names
 
     def _survival(self) -> dict[str, str]:
         """Return what the columns of a right-censored time mean for the source, if there are."""
@@ -591,7 +601,7 @@ class Request:
         from fedsift.data.paths import site_files
         from fedsift.sources import Source
 
-        for name in ("features_in_common", *_FOR_DEMOS):
+        for name in ("features_in_common", "groups", *_FOR_DEMOS):
             if getattr(self, name) not in {None, False}:
                 raise UsageError(f"{flag(name)} does not go with --plan; leave it out")
         if not self.files:
@@ -619,10 +629,10 @@ class Request:
         given["target"] = self.target or self.event
         planned = dict(settings) | {name: getattr(data, name) for name in _COLUMNS}
         for name in (*_COLUMNS, *type(settings).model_fields):
-            if name != "knobs" and given.get(name) is not None:
+            if name not in {"knobs", "groups"} and given.get(name) is not None:
                 yield flag(name), given[name], planned[name]
         if self.covariates is not None:
-            yield "--covariates", _names(self.covariates), tuple(data.covariates)
+            yield "--covariates", self.covariate_names, tuple(data.covariates)
         if self.drop:
             yield "--drop", tuple(self.drop), data.drop
         for name, value in map(_knob, self.knobs or []):
@@ -702,14 +712,6 @@ class Request:
 
 def _shown(value: Any) -> str:
     return ",".join(value) if isinstance(value, tuple) else str(value)
-
-
-def _names(text: str) -> tuple[str, ...]:
-    """Return the columns of ``age,sex``."""
-    names = tuple(name.strip() for name in text.split(",") if name.strip())
-    if not names:
-        raise UsageError("--covariates names none; give columns with commas between: age,sex")
-    return names
 
 
 def _numbers(option: str, text: str) -> tuple[float, ...]:

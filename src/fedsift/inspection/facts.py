@@ -15,6 +15,7 @@ from fedsift.data.paths import site_files, site_name
 from fedsift.data.tables import Tables
 from fedsift.inspection import sites
 from fedsift.inspection.cells import Cells, read_cells
+from fedsift.inspection.covariates import covariate_facts
 from fedsift.inspection.target import candidates, limit, target_facts
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ def inspect_files(
     id_column: str | None = None,
     weight_column: str | None = None,
     drop: Sequence[str] = (),
+    covariates: Sequence[str] = (),
     outcome: str = "auto",
     separator: str | None = None,
     features: int | None = None,
@@ -49,6 +51,7 @@ def inspect_files(
         id_column: column that names the person.
         weight_column: column of sample weights.
         drop: columns to leave out.
+        covariates: columns that stay in the model whatever is chosen; they are no features.
         outcome: kind of the target, as for `read_sites`.
         separator: separator of text files.
         features: how many features are wanted; whether there are rows enough is said for this many.
@@ -56,8 +59,9 @@ def inspect_files(
 
     Returns:
         ``samples``, ``sites``, ``features``, ``columns`` (those that are lost, text, constant, or
-        not readable in places), ``missing``, ``scale`` and ``drift`` (`inspection.sites`),
-        ``duplicates``, ``target`` and ``limit`` (`inspection.target`).
+        not readable in places), ``covariates`` (`inspection.covariates`), ``missing``, ``scale``
+        and ``drift`` (`inspection.sites`), ``duplicates``, ``target`` and ``limit``
+        (`inspection.target`).
 
     Raises:
         DataError: a file cannot be read as a table, or a named column is absent.
@@ -65,27 +69,32 @@ def inspect_files(
     files = site_files(paths)
     check_stems(files)
     tables = Tables(tuple(load_table(path, separator) for path in files))
-    roles = Roles(target or "", site_column, id_column, weight_column, tuple(drop))
+    staying = tuple(dict.fromkeys(covariates))
+    roles = Roles(target or "", site_column, id_column, weight_column, tuple(drop), staying)
     named = {p: c for p, c in roles.named.items() if c}
     for table in tables.parts:
         for purpose, column in named.items():
             table.require(column, purpose)
+        for column in staying:
+            table.require(column, "covariate")
     common, lost = _columns(tables, roles)
     cells = read_cells(tables, common)
     rows = _rows_of_sites(tables, site_column)
     large = {site: chosen for site, chosen in rows.items() if len(chosen) >= min_cell}
+    taken = {*named.values(), *staying}
     told = None if target is None else target_facts(tables, target, outcome, rows, min_cell)
     facts: dict[str, Any] = {
         "samples": int(tables.starts[-1]),
         "sites": {site: counted_from(len(chosen), min_cell) for site, chosen in rows.items()},
         "features": len(cells.names),
+        "covariates": [covariate_facts(tables, name, min_cell) for name in staying],
         "columns": _column_facts(cells, lost),
         "missing": _missing(cells),
         "scale": sites.scale(cells.values, large),
         "drift": sites.drift(cells.names, cells.values, large),
         "duplicates": shared_rows(cells.values, rows)._asdict(),
         "target": told,
-        "candidates": candidates(tables, cells, named.values()) if target is None else [],
+        "candidates": candidates(tables, cells, taken) if target is None else [],
         "limit": limit(told, int(tables.starts[-1]), len(cells.names), features),
     }
     if id_column is not None:

@@ -32,7 +32,17 @@ def sentences(facts: Facts) -> tuple[list[str], list[str]]:
     """Return the sentences that need a decision, and the others."""
     mind: list[str] = []
     fine: list[str] = []
-    for part in (_target, _limit, _sites, _duplicates, _columns, _missing, _scale, _drift):
+    for part in (
+        _target,
+        _limit,
+        _sites,
+        _duplicates,
+        _covariates,
+        _columns,
+        _missing,
+        _scale,
+        _drift,
+    ):
         for sentence, matters in part(facts):
             (mind if matters else fine).append(sentence)
     return mind, fine
@@ -140,6 +150,36 @@ def _duplicates(facts: Facts) -> Said:
         yield "No row appears at two sites.", False
     if found["within_sites"]:
         yield f"{counted(found['within_sites'], 'row')} repeat another of their site.", True
+
+
+def _covariates(facts: Facts) -> Said:
+    covariates = facts["covariates"]
+    wrong = {
+        "one value": "has one value in all rows; leave it out.",
+        "mixed": "has text among its numbers, or at some sites only; write it in one way.",
+        "texts": "has too many different texts to be levels; group them, or leave it out.",
+    }
+    fine = []
+    for covariate in covariates:
+        if covariate["problem"] is not None:
+            yield f"The covariate '{covariate['name']}' {wrong[covariate['problem']]}", True
+            continue
+        if covariate["missing"]:
+            yield (
+                (
+                    f"The covariate '{covariate['name']}' is missing in"
+                    f" {counted(covariate['missing'], 'row')}. --impute mean fills it with the mean"
+                    " of the training rows."
+                ),
+                True,
+            )
+        levels = ", ".join(
+            f"{level} {'few' if count is None else count}"
+            for level, count in covariate["levels"].items()
+        )
+        fine.append(f"'{covariate['name']}' ({levels or 'measured'})")
+    if fine:
+        yield f"Whatever is chosen, these stay in the model: {', '.join(fine)}.", False
 
 
 def _columns(facts: Facts) -> Said:

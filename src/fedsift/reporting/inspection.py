@@ -42,8 +42,10 @@ def next_command(
         return _joined(words, said, left_out)
     if target["problem"] in {"one value", "text"}:
         return _joined(words, said | {"--target": "COLUMN"}, left_out)
-    if target["problem"] == "mixed" or target["missing"] or facts["columns"]["unreadable"]:
-        return f"{_joined(words, said, left_out)}    (once the cells named above are mended)"
+    wrong = any(covariate["problem"] for covariate in facts["covariates"])
+    unreadable = facts["columns"]["unreadable"]
+    if target["problem"] == "mixed" or target["missing"] or unreadable or wrong:
+        return f"{_joined(words, said, left_out)}    (once what is named above is mended)"
     words[1] = "fit"
     said.pop("--min-cell", None)
     drops = [*facts["columns"]["text"], *facts["columns"]["empty"]]
@@ -51,7 +53,7 @@ def next_command(
     if "--id" not in said and identity is not None:
         said["--id"] = identity
         drops.remove(identity)
-    if facts["missing"]["values"]:
+    if facts["missing"]["values"] or any(c["missing"] for c in facts["covariates"]):
         said["--impute"] = "mean"
     kept = facts["limit"]["asked"] or facts["limit"]["safe_features"]
     said["--features"] = str(min(kept, facts["features"]))
@@ -77,9 +79,11 @@ def _head(facts: Facts) -> str:
     if target is not None:
         kind = " or ".join(target["classes"]) or target["outcome"]
         what = f", target {target['name']}" + (f" ({kind})" if kind else "")
+    staying = len(facts["covariates"])
+    beside = f", {counted(staying, 'covariate')}" if staying else ""
     return (
         f"{counted(facts['samples'], 'sample')} at {counted(len(facts['sites']), 'site')},"
-        f" {counted(facts['features'], 'feature')}{what}."
+        f" {counted(facts['features'], 'feature')}{beside}{what}."
     )
 
 

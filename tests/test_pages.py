@@ -19,7 +19,9 @@ from tests.pages import OF_FIT, PAGES, ROOT, Block, blocks, run_command, run_pyt
 NOTEBOOKS = sorted((ROOT / "docs/notebooks").glob("*.ipynb"))
 
 # With the numbers of seeds, splits and rounds that they, or the defaults, have.
-AS_WRITTEN = {"quickstart.md", "analysis-plan.md", "groups.md", "engineers.md", "authors.md"}
+AS_WRITTEN = {
+    "quickstart.md", "analysis-plan.md", "study.md", "groups.md", "engineers.md", "authors.md",
+}  # fmt: skip
 
 NOT_RUN = {
     "fedsift deploy --loopback 3 --demo golub": "starts real nodes; tests/flower/test_real.py does",

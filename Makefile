@@ -25,7 +25,7 @@ SOURCES := $(wildcard src tests benchmarks experiments scripts)
 
 # Benchmarks that need a peer, those that compare with one where it is there, and all others.
 PEER_ONLY    := $(addprefix benchmarks/,flower.py jax_step.py pfl.py)
-PEER_BENCHES := benchmarks/local_step.py $(PEER_ONLY)
+PEER_BENCHES := benchmarks/local_step.py benchmarks/sparse_solvers.py $(PEER_ONLY)
 BENCHES      := $(filter-out $(PEER_ONLY),$(wildcard benchmarks/[!_]*.py))
 SPEED        := $(addprefix benchmarks/,local_step.py rounds.py seeds.py flower.py pfl.py)
 PEERS_STAMP  := $(PEERS)/.installed

@@ -103,6 +103,10 @@ REFUSED = {
         "berlin.csv --target diagnosis --id patient --feature 2",
         ("--feature", "--features", "fedsift fit --help"),
     ),
+    "a GPU": (
+        "berlin.csv --target diagnosis --id patient --features 2 --device cuda",
+        ("--device", "on processors alone", "leave it out"),
+    ),
     "the folder of another run": (
         "berlin.csv paris.csv --target diagnosis --id patient --features 2 --out old",
         ("old exists already", "--out", "--overwrite"),

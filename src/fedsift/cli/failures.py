@@ -11,6 +11,7 @@ from fedsift.flags import flag
 from fedsift.visible import visible
 
 DONE, FAILED, USAGE, NOT_MET, INTERRUPTED = 0, 1, 2, 3, 130
+ACCELERATORS = ("--device", "--gpu", "--cuda")  # options that people look for
 
 
 class UsageError(ValueError):
@@ -41,6 +42,8 @@ def explain(error: BaseException) -> tuple[int, str]:  # noqa: PLR0911  a line a
     if message is not None:
         # Where click suggests a command, typer does so once more.
         text = re.sub(r"( Did you mean [^?]*\?)\1", r"\1", message())
+        if (option := getattr(error, "option_name", None)) in ACCELERATORS:
+            text = f"{option}: fedsift computes on processors alone; leave it out"
         return USAGE, _one_line(f"{text} (see {_command(error)} --help)") if text else ""
     from pydantic import ValidationError
 

@@ -230,3 +230,25 @@ def test_facts_of_the_run_are_sealed(hostile: Path) -> None:
     assert {"held_out", "profiles", "agreement"} <= facts.keys()
     assert len(facts["profiles"]) == 3
     assert all(name in FEATURES for name in (p["name"] for p in facts["profiles"]))
+
+
+def test_a_site_that_the_model_was_fitted_without_is_in_the_page(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    fedsift.fit(hostile_data(), features=3, validation="leave-one-site-out", out=out, **TINY)
+    text = read((out / "report.html").read_text()).text
+    assert "Sites that the model was fitted without" in text
+    assert "extra loss" in text
+
+
+def test_times_have_events_and_no_curves(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(60, 4))
+    months = draw.exponential(20.0 * np.exp(-x[:, 0]))
+    data = FederatedData.from_arrays(
+        x, months < 24, time=months.clip(max=24), sites=["a", "b"] * 30, target="relapse"
+    )
+    fedsift.fit(data, features=1, seeds=2, rounds=5, splits=2, beside=(), out=tmp_path / "run")
+    text = read((tmp_path / "run/report.html").read_text()).text
+    assert "Samples and events at each site" in text
+    assert "a risk is no time" in text
+    assert "no site has enough samples" not in text

@@ -24,6 +24,7 @@ from fedsift.reporting.tables import (
     direction,
     group_table,
     headline,
+    held_out_table,
     score_table,
     searches,
     sentence,
@@ -241,6 +242,10 @@ def _prediction(run: Run) -> Section:
     return Section("prediction", title, blocks)
 
 
+def _timed(run: Run) -> bool:
+    return bool(run.facts["data"]["outcome"] == "survival")
+
+
 def _why_no_groups(run: Run) -> str:
     if run.facts["plan"].get("engine") == "flower":
         return "Curves are not shown: sites told sums of loss and score, and nothing of the kind."
@@ -248,6 +253,8 @@ def _why_no_groups(run: Run) -> str:
         return "Curves are not kept once samples were forgotten: they counted those, too."
     if run.settings.round_counts > 1:
         return ROUNDED
+    if _timed(run):
+        return "There are no curves: a risk is no time, and times are not to be told."
     return "Curves are not kept: there are too many classes, or the run is of an earlier release."
 
 
@@ -273,15 +280,19 @@ def _sites(run: Run) -> Section:
         measure = "accuracy" if "accuracy" in next(iter(found.values())) else "rmse"
         overall = run.results["test_accuracy"]["mean"] if measure == "accuracy" else None
         blocks.append(Figures([figures.by_site(found, overall, measure)]))
-    counts = run.facts["data"]["sites"]
+    if "sites_held_out" in run.results:
+        blocks += table_blocks(held_out_table(run), "Sites that the model was fitted without")
+    data, few = run.facts["data"], f"fewer than {run.settings.min_cell}"
+    counted_at = {"samples": data["sites"]} | ({"events": data["events"]} if _timed(run) else {})
     rows = [
-        (site, f"fewer than {run.settings.min_cell}" if count is None else f"{count}")
-        for site, count in list(counts.items())[:MOST_FEATURES]
+        (site, *(few if at[site] is None else f"{at[site]}" for at in counted_at.values()))
+        for site in list(data["sites"])[:MOST_FEATURES]
     ]
     if "privacy" not in run.facts:
-        caption = "Samples at each site"
-        blocks.append(Table(caption, ("site", "samples"), rows, frozenset({1})))
-    if len(counts) > 1 and not found and "privacy" not in run.facts:
+        caption = f"{' and '.join(counted_at).capitalize()} at each site"
+        numbers = frozenset(range(1, len(counted_at) + 1))
+        blocks.append(Table(caption, ("site", *counted_at), rows, numbers))
+    if len(data["sites"]) > 1 and not (found or _timed(run) or "privacy" in run.facts):
         text = "Scores by site are not shown: no site has enough samples held out."
         blocks.insert(0, Words(text))
     return Section("sites", "Differences between sites", blocks)

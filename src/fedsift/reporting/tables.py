@@ -256,7 +256,7 @@ def held_out_table(run: Run) -> Group:
     percent = told["measure"] == "accuracy"
     table = simple_table()
     table.add_column("site held out")
-    table.add_column("accuracy" if percent else "R²", justify="right", no_wrap=True)
+    table.add_column(MEASURES[f"test_{told['measure']}"], justify="right", no_wrap=True)
     table.add_column("extra loss", justify="right", no_wrap=True)
     for name, site in told["sites"].items():
         score, extra = site["score"], site["extra_loss"]

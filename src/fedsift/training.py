@@ -202,7 +202,6 @@ def train(
     """
     channel = channel or channels.Lossless()
     check_pair(algorithm, channel, aggregator)
-    algorithm.refuse(problem)
     rounds = algorithm.rounds if rounds is None else rounds
     _check_numbers(
         problem, data, seeds, rounds, participation, weights, evaluate_every, evaluate_sites
@@ -228,6 +227,7 @@ def train(
         check(privacy, problem, data, algorithm, weights)
         _check_uses(seeds, early_stop, checkpoint, joins, halves)
         job = replace(job, privacy=_planned(job, privacy, rounds, participation))
+    algorithm.refuse(problem)
     zeros = torch.zeros(len(seeds), dtype=torch.int64)
     run = Training(job, begin(job, start), 0, [], zeros, zeros, zeros, zeros)
     run.spent = torch.zeros(data.n_sites, dtype=torch.int64) if spent is None else spent

@@ -149,7 +149,7 @@ def test_the_command_gives_the_settings_again() -> None:
 
     asked: list[Any] = []
 
-    def keep(request: Any, _command: str, methods: list[str], _track: Any) -> None:
+    def keep(request: Any, _command: str, methods: list[str], *_rest: Any) -> None:
         asked.append((request.source(), request.settings(request.source(), methods[0])))
 
     with pytest.MonkeyPatch.context() as patch:

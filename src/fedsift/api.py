@@ -75,6 +75,18 @@ class Options(TypedDict, total=False):
     assume: Assumption
 
 
+class Study(Options, total=False):
+    """All settings by name."""
+
+    method: str
+    features: int | None
+    density: float | None
+    seeds: int
+    splits: int
+    rounds: int | None
+    privacy: Privacy | None
+
+
 def fit(
     data: FederatedData,
     *,
@@ -157,14 +169,7 @@ def write_plan(
     separator: str | None = None,
     min_rows: int = 5,
     overwrite: bool = False,
-    method: str = "eflops",
-    features: int | None = None,
-    density: float | None = None,
-    seeds: int = 30,
-    splits: int = 10,
-    rounds: int | None = None,
-    privacy: Privacy | None = None,
-    **options: Unpack[Options],
+    **settings: Unpack[Study],
 ) -> AnalysisPlan:
     """Write down what a study will do, for its sites to check and sign (docs/analysis-plan.md).
 
@@ -177,19 +182,9 @@ def write_plan(
         ValueError: a setting is out of range, or cannot be met with such data.
         RunError: there is a file already.
     """
-    settings = _settings(
-        method=method,
-        features=features,
-        density=density,
-        seeds=seeds,
-        splits=splits,
-        rounds=rounds,
-        privacy=privacy,
-        **options,
-    )
     plan = plans.make_plan(
         data,
-        settings,
+        _settings(**settings),
         title=title,
         id_column=id_column,
         site_column=site_column,

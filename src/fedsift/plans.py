@@ -23,7 +23,7 @@ from fedsift.run_folder import RunError
 from fedsift.sealed import fingerprint, write_atomic
 from fedsift.studies import Settings, check_request, refused, search_algorithm
 
-__all__ = ["AnalysisPlan", "make_plan", "read_plan", "renew_plan", "write_plan"]
+__all__ = ["AnalysisPlan", "check_free", "make_plan", "read_plan", "renew_plan", "write_plan"]
 
 FORMAT = 1
 
@@ -127,8 +127,7 @@ def write_plan(plan: AnalysisPlan, path: Path, *, overwrite: bool = False) -> No
     Raises:
         RunError: there is a file already.
     """
-    if path.exists() and not overwrite:
-        raise RunError(f"{path} exists already; choose another file, or add --overwrite")
+    check_free(path, overwrite=overwrite)
     content = _content(plan)
     tables = {name: content.pop(name) for name in ABOUT}
     first = {"fingerprint": plan.fingerprint, **content}
@@ -136,6 +135,16 @@ def write_plan(plan: AnalysisPlan, path: Path, *, overwrite: bool = False) -> No
     for name, table in tables.items():
         parts += ["", f"# {ABOUT[name]}", f"[{name}]", *toml.entries(table)]
     write_atomic(path, ("\n".join(parts) + "\n").encode())
+
+
+def check_free(path: Path, *, overwrite: bool) -> None:
+    """Refuse a file that is there already, and is not to be replaced.
+
+    Raises:
+        RunError: it is.
+    """
+    if path.exists() and not overwrite:
+        raise RunError(f"{path} exists already; choose another with --out, or add --overwrite")
 
 
 def read_plan(path: str | Path) -> AnalysisPlan:

@@ -195,7 +195,7 @@ def _analysis_plan(asked: _Asked, sites: Sequence[str]) -> dict[str, Any]:
 
     if asked.follows is None:
         return {}
-    data = asked.follows.plan().data
+    data = asked.follows.plan.data
     if asked.min_rows not in {None, data.min_rows}:
         raise UsageError(
             f"--min-rows {asked.min_rows} contradicts {asked.follows.path}, which has"

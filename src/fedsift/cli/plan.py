@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -34,28 +34,27 @@ class Planned:
     method: str | None = None
     signed: list[Path] = field(default_factory=list)
 
+    @cached_property
     def plan(self) -> AnalysisPlan:
-        """Return the plan."""
+        """The plan, read once."""
         from fedsift.plans import read_plan
 
         return read_plan(self.path)
 
     def request(self, request: Request) -> tuple[Source, Settings]:
         """Return what is done, and with which files."""
-        plan = self.plan()
-        return request.of_plan(plan, self.path, self.method), plan.settings
+        return request.of_plan(self.plan, self.path, self.method), self.plan.settings
 
     def check(self, data: FederatedData) -> dict[str, Any]:
         """Refuse rows that do not fit and sites that did not sign; return what a run keeps."""
-        self.plan().check(data)
+        self.plan.check(data)
         return self.facts(dict(zip(data.sites, data.sizes, strict=True)))
 
     def facts(self, sites: Mapping[str, int | None]) -> dict[str, Any]:
         """Return what a run keeps of the plan; sites, with their rows, must have signed."""
         from fedsift.sign_offs import check_signed
 
-        plan = self.plan()
-        return plan.facts | {"signed": check_signed(plan, sites, self.signed)}
+        return self.plan.facts | {"signed": check_signed(self.plan, sites, self.signed)}
 
 
 def planned(path: Path | None, method: str | None, signed: list[Path] | None) -> Planned | None:
@@ -122,17 +121,14 @@ def plan(
     fedsift plan --renew plan.toml
     """
     from fedsift.cli.output import notes, show_json
-    from fedsift.plans import make_plan, renew_plan, write_plan
+    from fedsift.plans import check_free, make_plan, renew_plan, write_plan
 
     if renew is not None:
         if request.files:
             raise UsageError("--renew takes a plan that is there; give no site files with it")
         out, made = renew, renew_plan(renew)
     else:
-        if out.exists() and not request.overwrite:
-            raise UsageError(
-                f"{out} exists already; choose another file with --out, or --overwrite"
-            )
+        check_free(out, overwrite=request.overwrite)
         source = request.source()
         settings = request.settings(source, method)
         with notes(quiet=request.quiet):

@@ -66,6 +66,7 @@ CHANNELS: dict[str, Channel] = {
     "dense": Lossless(),
     "feedback": TopM(KEPT),
     "one index set": TopM(KEPT, one_index_set=True),
+    "half precision": TopM(KEPT, one_index_set=True, half=True),
     "no feedback": TopM(KEPT, feedback=False),
 }
 ENGINES = {"loop": Loop, "vectorized": Vectorized}

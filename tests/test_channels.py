@@ -39,12 +39,12 @@ def upload(seed: int, problem: Problem = PROBLEM, dtype: torch.dtype = torch.flo
     )
 
 
-@pytest.mark.parametrize("one_index_set", [False, True])
+@pytest.mark.parametrize(("one_index_set", "half"), [(False, False), (True, False), (True, True)])
 @pytest.mark.parametrize("problem", [PROBLEM, DEEP], ids=["linear", "network"])
-def test_error_feedback_conserves_mass(problem: Problem, one_index_set: bool) -> None:
+def test_error_feedback_conserves_mass(problem: Problem, one_index_set: bool, half: bool) -> None:
     """Σ sent + residual = Σ uploads, after any number of uploads, to 1e-6 (float64: 1e-12)."""
     for dtype, limit in ((torch.float32, 1e-5), (torch.float64, 1e-12)):
-        channel = TopM(4, one_index_set=one_index_set)
+        channel = TopM(4, one_index_set=one_index_set, half=half)
         state = channel.init(problem, upload(0, problem, dtype))
         given_, sent_ = trees.zeros_like(upload(0, problem, dtype)), None
         for number in range(30):
@@ -84,6 +84,23 @@ def test_the_largest_changes_go_first_and_the_rest_follows() -> None:
         sent, state = channel.send(problem, state, trees.scale(change, float(number == 0)))
         order.append(sent["theta/weight"][0].tolist())
     assert order == [[0, 3, 0], [0, 0, 2], [1, 0, 0], [0, 0, 0]]
+
+
+def test_rounded_numbers_stay_within_half_precision_and_the_rest_is_kept() -> None:
+    """Whatever the size: what half precision cannot hold waits at the site."""
+    channel = TopM(FEATURES, one_index_set=True, half=True)
+    for size in (1e-9, 1.0, 1e9):
+        wanted = trees.scale(upload(3), size)
+        sent, kept = channel.send(PROBLEM, channel.init(PROBLEM, wanted), wanted)
+        for leaf in ("theta/weight", "phi"):
+            assert torch.equal(sent[leaf].half().float(), sent[leaf])
+            assert sent[leaf].isfinite().all()
+            torch.testing.assert_close(sent[leaf] + kept[leaf], wanted[leaf])
+        assert torch.equal(sent["theta/bias"], wanted["theta/bias"])
+    wanted = upload(3)
+    replica = channel.publish(PROBLEM, trees.zeros_like(wanted), wanted)
+    assert largest_gap(replica, wanted) < 2**-10 * 4
+    assert bit_equal(channel.publish(PROBLEM, replica, wanted), replica)
 
 
 def test_without_feedback_there_is_no_residual_and_lossless_sends_all() -> None:

@@ -74,7 +74,8 @@ def test_the_engines_agree(name: str, channel: str) -> None:
     rounds = 8 if name == "fediterht" and channel != "dense" else 15
     algorithm = every_algorithm(0.25, rounds=rounds, batch_size=batch_size)[name]
     work = job(linear_problem(data), data, algorithm, CHANNELS[channel], seeds=(0, 1))
-    both(work, rounds, 0.6, 1e-5)
+    # What lies in the middle of two numbers of half precision may be rounded to either.
+    both(work, rounds, 0.6, 2**-10 if channel == "half precision" else 1e-5)
 
 
 @pytest.mark.parametrize("name", ["eflops", "fediterht"])

@@ -32,6 +32,8 @@ def trees_and_masks(draw: st.DrawFn) -> tuple[Tree, Tree]:
         support = mask
         dtype = draw(st.sampled_from(DTYPES))
         value = 100 * random.normal(key, shape)
+        if draw(st.booleans()):
+            value = value.half().float()
         tree[f"part {index}"] = torch.where(mask, value, 0.0).to(dtype)
         masks[f"part {index}"] = mask
     return tree, masks
@@ -78,17 +80,40 @@ def test_the_sizes_of_lanes_are_those_of_their_messages(seed: int, keep: float) 
 
 
 def test_sizes_by_hand() -> None:
-    """Head 8 and 12 a part; then the shortest of dense, index + value, bitmap + value, value."""
-    dense = {"w": torch.ones(100)}
+    """Head 8 and 12 a part; then the shortest of dense, index + value, bitmap + value, value.
+
+    A third has no end in binary, 1 has half precision.
+    """
+    third = 1 / 3
+    dense = {"w": torch.full((100,), third)}
     assert messages.size(dense) == 8 + 12 + 400
-    few = {"w": torch.where(torch.arange(1000) < 5, 1.0, 0.0)}
+    few = {"w": torch.where(torch.arange(1000) < 5, third, 0.0)}
     assert messages.size(few) == 8 + 12 + 5 * (2 + 4)
-    half = {"w": torch.where(torch.arange(1000) < 500, 1.0, 0.0)}
+    half = {"w": torch.where(torch.arange(1000) < 500, third, 0.0)}
     assert messages.size(half) == 8 + 12 + 125 + 500 * 4
     two = {"w": few["w"], "phi": 2 * few["w"]}
     assert messages.size(two) == 8 + 12 + 5 * (2 + 4) + 12 + 5 * 4
-    wide = {"w": torch.where(torch.arange(70_000) < 5, 1.0, 0.0)}
+    wide = {"w": torch.where(torch.arange(70_000) < 5, third, 0.0)}
     assert messages.size(wide) == 8 + 12 + 5 * (4 + 4)
+    short = {"w": 3 * few["w"], "phi": few["w"]}
+    assert messages.size(short) == 8 + 12 + 5 * (2 + 2) + 12 + 5 * 4
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_numbers_of_half_precision_take_two_bytes_and_arrive_as_they_were(
+    dtype: torch.dtype,
+) -> None:
+    chosen = top_mask(normal(4000), 30)
+    rounded = {"w": (normal(4000) * chosen).half().to(dtype)}
+    message = messages.encode(rounded)
+    assert len(message) == messages.size(rounded) == 8 + 12 + 30 * (2 + 2)
+    assert bit_equal(messages.decode(message, rounded), rounded)
+    held = {"w": normal(4000, seed=1).to(dtype)}
+    update = messages.encode(rounded, {"w": chosen > 0})
+    expected = torch.where(chosen > 0, rounded["w"], held["w"])
+    assert torch.equal(messages.decode(update, held, held)["w"], expected)
+    outside = {"w": 1e6 * rounded["w"]}
+    assert bit_equal(messages.decode(messages.encode(outside), outside), outside)
 
 
 def test_dense_parts_in_an_update_are_whole_and_equal_to_the_senders() -> None:

@@ -88,11 +88,14 @@ class TopM:
         feedback: keep what was not sent.
         one_index_set: choose the same gates for weights and gate parameters, which saves their
             second index list, by the larger of the two scaled changes.
+        half: round what is sent to half precision, two bytes a number; with feedback, what the
+            rounding took is carried over with the rest.
     """
 
     kept: int
     feedback: bool = True
     one_index_set: bool = False
+    half: bool = False
     lossless: bool = False
 
     def init(self, problem: Problem, upload: Tree) -> Tree:
@@ -116,8 +119,11 @@ class TopM:
 
     def publish(self, problem: Problem, replica: Tree, shared: Tree) -> Tree:
         gap = self._cut(problem, trees.subtract(shared, replica))
-        moved = self._chosen(problem, gap, self._masks(problem, gap))
-        return {**shared, **trees.add(self._cut(problem, replica), moved)}
+        moved = self._picked(problem, gap, self._masks(problem, gap))
+        known = self._cut(problem, replica)
+        brought = self._rounded(trees.add(known, moved))
+        told = {k: torch.where(moved[k] != 0, brought[k], known[k]) for k in known}
+        return {**shared, **told}
 
     def _cut(self, problem: Problem, tree: Tree) -> Tree:
         """Return the parts that may be cut."""
@@ -138,6 +144,16 @@ class TopM:
         return [top_mask(score, self.kept) for score in scores]
 
     def _chosen(self, problem: Problem, wanted: Tree, masks: list[Tensor]) -> Tree:
+        """Return the parts as they are sent, with zeros for what is not chosen."""
+        return self._rounded(self._picked(problem, wanted, masks))
+
+    def _rounded(self, tree: Tree) -> Tree:
+        if not self.half:
+            return tree
+        top = torch.finfo(torch.float16).max
+        return {k: v.clamp(-top, top).half().to(v.dtype) for k, v in tree.items()}
+
+    def _picked(self, problem: Problem, wanted: Tree, masks: list[Tensor]) -> Tree:
         """Return the parts with zeros for what is not chosen."""
         weights = trees.part(wanted, "theta")
         chosen: Tree = {}

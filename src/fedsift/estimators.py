@@ -47,7 +47,7 @@ class FederatedSparse(SelectorMixin, BaseEstimator):
         n_seeds: runs with different random numbers, whose choices are put together.
         rounds: rounds of the search; the method's own number by default.
         participation: share, or number, of the sites that take part in a round.
-        messages: ``auto``, ``dense``, ``feedback`` or ``paper``.
+        messages: ``auto``, ``dense``, ``feedback``, ``compact`` or ``paper``.
         standardise: ``feature``, ``array`` (rows, then centred features), ``row`` or ``none``.
         ridge: weight of the refit's penalty, in units of one sample.
         covariates: columns of X, by name or number, that stay in the model whatever is chosen and

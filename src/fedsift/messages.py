@@ -2,7 +2,8 @@
 
 A message holds the parts of a tree in order. Each part takes the smallest of four forms: dense
 values (always for up to 8 numbers); indices and values; a bitmap and values; or values alone, at
-the positions of the part before it. Names and shapes are not sent: both ends know the schema.
+the positions of the part before it. Where all values of one of the last three are numbers of half
+precision, they are sent as such. Names and shapes are not sent: both ends know the schema.
 `size` gives the length of `encode` without encoding, in tensor operations, so that an engine can
 count bytes for a batch of messages.
 
@@ -38,6 +39,9 @@ NUMPY: dict[torch.dtype, np.dtype[Any]] = {
 }
 
 
+HALF = len(DTYPES)  # code of values in half precision, of a part whose type is another
+
+
 class MessageError(ValueError):
     """A message that does not fit its schema; the text names the defect and the part."""
 
@@ -46,11 +50,20 @@ def _index_bytes(numbers: int) -> int:
     return 2 if numbers <= 1 << 16 else 4
 
 
-def _form_sizes(count: Tensor, numbers: int, itemsize: int) -> Tensor:
+def _width(value: Tensor, mask: Tensor) -> Tensor:
+    """Return the bytes of each chosen value, an int64 scalar tensor: 2 if half precision does."""
+    width = torch.full((), value.element_size(), dtype=torch.int64)
+    if not value.is_floating_point():
+        return width
+    halved = (value.half().to(value.dtype) == value) | ~mask
+    return torch.where(halved.all(), 2, width)
+
+
+def _form_sizes(count: Tensor, numbers: int, itemsize: int, width: Tensor) -> Tensor:
     """Return the payload bytes of the forms dense, index and bitmap, stacked."""
     dense = torch.full_like(count, numbers * itemsize)
-    index = count * (_index_bytes(numbers) + itemsize)
-    bitmap = (numbers + 7) // 8 + count * itemsize
+    index = count * (_index_bytes(numbers) + width)
+    bitmap = (numbers + 7) // 8 + count * width
     return torch.stack([dense, index, bitmap])
 
 
@@ -65,12 +78,12 @@ def size(tree: Tree, changed: Tree | None = None) -> Tensor:
             before = None
             continue
         mask = (value != 0 if changed is None else changed[name]).reshape(-1)
-        count = mask.sum()
-        sizes = _form_sizes(count, mask.numel(), value.element_size())
+        count, width = mask.sum(), _width(value.reshape(-1), mask)
+        sizes = _form_sizes(count, mask.numel(), value.element_size(), width)
         payload, form = sizes.amin(0), sizes.argmin(0)
         if before is not None and before.numel() == mask.numel():
-            same = listed & (mask == before).all() & (count * value.element_size() < payload)
-            payload = torch.where(same, count * value.element_size(), payload)
+            same = listed & (mask == before).all() & (count * width < payload)
+            payload = torch.where(same, count * width, payload)
             form = torch.where(same, SAME, form)
         total = total + PART.size + payload
         before, listed = mask, form != DENSE
@@ -88,31 +101,34 @@ def encode(tree: Tree, changed: Tree | None = None) -> bytes:
             raise MessageError(msg)
         flat = value.detach().cpu().reshape(-1)
         mask = (flat != 0) if changed is None else changed[name].cpu().reshape(-1)
-        form = _form(flat, mask, before)
-        pieces += _encode_part(flat, mask, form)
+        width = int(_width(flat, mask))
+        form = _form(flat, mask, before, width)
+        pieces += _encode_part(flat, mask, form, width)
         before = None if form == DENSE else mask
     return b"".join(pieces)
 
 
-def _form(flat: Tensor, mask: Tensor, before: Tensor | None) -> int:
+def _form(flat: Tensor, mask: Tensor, before: Tensor | None, width: int) -> int:
     if mask.numel() <= SMALL:
         return DENSE
     count = int(mask.sum())
-    sizes = _form_sizes(torch.tensor(count), mask.numel(), flat.element_size())
+    sizes = _form_sizes(torch.tensor(count), mask.numel(), flat.element_size(), torch.tensor(width))
     form = int(sizes.argmin())
     same = before is not None and torch.equal(mask, before)
-    return SAME if same and count * flat.element_size() < sizes[form] else form
+    return SAME if same and count * width < sizes[form] else form
 
 
-def _encode_part(flat: Tensor, mask: Tensor, form: int) -> list[bytes]:
+def _encode_part(flat: Tensor, mask: Tensor, form: int, width: int) -> list[bytes]:
     values = flat if form == DENSE else flat[mask]
-    payload = values.numpy().astype(NUMPY[flat.dtype]).tobytes()
+    halved = form != DENSE and width < flat.element_size()
+    code = HALF if halved else DTYPES.index(flat.dtype)
+    payload = values.numpy().astype("<f2" if halved else NUMPY[flat.dtype]).tobytes()
     if form == INDEX:
         indices = mask.nonzero().squeeze(-1).numpy()
         payload = indices.astype(f"<u{_index_bytes(mask.numel())}").tobytes() + payload
     elif form == BITMAP:
         payload = np.packbits(mask.numpy(), bitorder="little").tobytes() + payload
-    return [PART.pack(form, DTYPES.index(flat.dtype), 0, mask.numel(), int(mask.sum())), payload]
+    return [PART.pack(form, code, 0, mask.numel(), int(mask.sum())), payload]
 
 
 @dataclass
@@ -168,7 +184,8 @@ def _decode_parts(reader: _Reader, schema: Tree, held: Tree | None) -> Iterator[
         form, dtype, _, numbers, count = PART.unpack(
             reader.take(PART.size, f"the head of {name!r}")
         )
-        if dtype >= len(DTYPES) or DTYPES[dtype] != expected.dtype:
+        halved = dtype == HALF and form != DENSE and expected.is_floating_point()
+        if not halved and (dtype >= len(DTYPES) or DTYPES[dtype] != expected.dtype):
             msg = f"wrong dtype of {name!r}: code {dtype}, expected {expected.dtype}"
             raise MessageError(msg)
         if numbers != expected.numel() or count > numbers:
@@ -176,7 +193,7 @@ def _decode_parts(reader: _Reader, schema: Tree, held: Tree | None) -> Iterator[
             msg = f"wrong shape of {name!r}: {found}, expected {expected.numel()}"
             raise MessageError(msg)
         positions = _positions(reader, name, form, numbers, count, before)
-        stored = NUMPY[expected.dtype]
+        stored = np.dtype("<f2") if halved else NUMPY[expected.dtype]
         values = np.frombuffer(
             reader.take(len(positions) * stored.itemsize, f"the values of {name!r}"), stored
         )
@@ -184,7 +201,7 @@ def _decode_parts(reader: _Reader, schema: Tree, held: Tree | None) -> Iterator[
             msg = f"non-finite value in {name!r}"
             raise MessageError(msg)
         flat = (
-            np.zeros(numbers, stored)
+            np.zeros(numbers, NUMPY[expected.dtype])
             if held is None
             else held[name].cpu().numpy().reshape(-1).copy()
         )

@@ -19,7 +19,7 @@ from fedsift.algorithms import (
 )
 from fedsift.channels import Channel, Lossless, TopM
 
-Messages = Literal["auto", "dense", "feedback", "paper"]
+Messages = Literal["auto", "dense", "feedback", "compact", "paper"]
 Rows = Literal["federated", "pooled", "alone"]
 
 
@@ -90,7 +90,10 @@ class Method:
     def channel(self, messages: Messages, kept: int) -> Channel:
         """Return what carries the messages when ``kept`` gates are wanted."""
         feedback = messages == "feedback" or (messages == "auto" and self.feedback)
-        return TopM(kept) if feedback and self.rows == "federated" else Lossless()
+        compact = messages == "compact"
+        if self.rows != "federated" or not (feedback or compact):
+            return Lossless()
+        return TopM(kept, one_index_set=compact, half=compact)
 
 
 METHODS: dict[str, Method] = {

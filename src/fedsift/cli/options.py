@@ -273,7 +273,7 @@ class Request:
         _option(
             "--messages",
             group=METHOD,
-            text="What travels: auto, dense, feedback (sparse), paper (E-FLoPS').",
+            text="What travels: auto, dense, feedback (sparse), compact (fewest bytes), paper.",
             metavar="KIND",
         ),
     ] = None

@@ -46,7 +46,8 @@ SOLVERS = ("abess", "lasso")
 BUDGET = (
     Contender("eflops", "feedback"),
     Contender("eflops", "one-index", {"local_steps": 4}),
-    Contender("eflops", "half", {"local_steps": 4}),
+    Contender("eflops", "compact", {"local_steps": 4}),
+    Contender("eflops", "few", {"local_steps": 4}),
     Contender("eflops", "paper"),
     Contender("eflops"),
     Contender("fediterht"),

@@ -24,7 +24,6 @@ from fedsift.tuning import tune
 
 TEST_ROWS = 5000
 TUNING_SET = 1000  # a data seed that no other cell uses
-PROBE = 40  # rounds after which the bytes of a round are what they stay
 
 
 def data_sets(seeds: Sequence[int], samples: int, setting: Mapping[str, Any]) -> list[Prepared]:
@@ -50,13 +49,15 @@ def _signs(data: FederatedData) -> FederatedData:
 
 
 def make_channel(method: str, messages: str, kept: int) -> Channel:
-    """Return a channel by name; beside the methods' own: ``one-index`` and ``half``.
+    """Return a channel by name; beside the methods' own ``one-index`` and ``few``.
 
-    ``one-index``: error feedback, one index set for weights and gates; ``half``: that, for half as
-    many.
+    ``one-index``: error feedback, one index set for weights and gates; ``few``: compact messages of
+    half as many numbers.
     """
-    if messages in {"one-index", "half"}:
-        return TopM(kept if messages == "one-index" else kept // 2, one_index_set=True)
+    if messages == "one-index":
+        return TopM(kept, one_index_set=True)
+    if messages == "few":
+        return TopM(kept // 2, one_index_set=True, half=True)
     named = find_method(method)
     return named.channel(messages, kept)  # type: ignore[arg-type]
 
@@ -203,20 +204,20 @@ def budget(
 ) -> dict[str, Any]:
     """Run a method for the rounds that ``factor`` times FedIter-HT's bytes pay for.
 
-    Those are the bytes of its ``reference`` rounds.
-
-    The bytes of a round are measured on a short run on the first data set.
+    Those are the bytes of its ``reference`` rounds, on the first data set.
     """
     setting = {**(setting or {}), "n_sites": sites}
     parts = data_sets(data_seeds[:1], samples, setting)
 
-    def price(name: str, sent: str, options: Mapping[str, Any]) -> float:
-        probe = _run(parts, name, sent, 1, participation, PROBE, options)
-        total = [record["bytes_up"] + record["bytes_down"] for record in probe.history]
-        return float(total[-1] - total[PROBE // 2 - 1]) / (PROBE // 2)
+    def sent(name: str, how: str, count: int, options: Mapping[str, Any]) -> int:
+        run = _run(parts, name, how, 1, participation, count, options)
+        return int((run.bytes_up + run.bytes_down).sum())
 
-    allowed = factor * reference * price("fediterht", "dense", {})
-    rounds = max(2, int(allowed / price(method, messages, knobs or {})))
+    allowed = factor * sent("fediterht", "dense", reference, {})
+    rounds = 2
+    for _ in range(4):  # bytes are nearly in proportion to rounds
+        paid = allowed / sent(method, messages, rounds, knobs or {})
+        rounds = min(max(2, round(rounds * paid)), 4 * reference)
     found = federated(
         method,
         messages,
@@ -225,7 +226,7 @@ def budget(
         seeds,
         setting=setting,
         participation=participation,
-        rounds=min(rounds, 4 * reference),
+        rounds=rounds,
         knobs=knobs,
     )
     return found | {"bytes_allowed": int(allowed)}

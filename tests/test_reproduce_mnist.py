@@ -6,7 +6,7 @@ import torch
 from fedsift.data import FederatedData
 from fedsift.experiments import mnist_fits
 from fedsift.experiments.mnist import Mnist
-from fedsift.experiments.mnist_fits import METHODS, fit_digits
+from fedsift.experiments.mnist_fits import METHODS, RATES, TRIAL, fit_digits
 
 
 @pytest.fixture
@@ -27,7 +27,8 @@ def _few_images(monkeypatch):
 @pytest.mark.usefixtures("_few_images")
 def test_every_figure_of_every_method():
     names = ("E-FLoPS", "FedIter-HT", "Fed-HT", "E-FLoPS, channels")
-    found = {name: fit_digits(name, seeds=2, rounds=2, tuning_rounds=3) for name in names}
+    short: dict = {"seeds": 2, "rounds": 2, "tuning_rounds": 3, "rates": [0.1]}
+    found = {name: fit_digits(name, **short) for name in names}
     for name, result in found.items():
         limit = 1104 if METHODS[name][2] == "scalar" else 44_190
         assert all(0 < count <= limit for count in result["weights"])
@@ -45,3 +46,24 @@ def test_every_figure_of_every_method():
     assert "E-FLoPS does not reach 0.94" in outcome.page
     assert len(outcome.results["layers"]) == 5 * len(names)
     assert set(outcome.charts) == {"training", "macs"}
+
+
+@pytest.mark.usefixtures("_few_images")
+def test_the_step_is_chosen_on_images_held_back_from_training(monkeypatch):
+    asked = []
+
+    def fit(method, sites, test, rate, **numbers):
+        asked.append((rate, {*sites.rows}, {*test.rows}, numbers))
+        return {"cross_entropy": [abs(rate - 0.05), 0.1]}
+
+    monkeypatch.setattr(mnist_fits, "_fit", fit)
+    chosen = fit_digits("E-FLoPS", 5, 40, 9)
+    assert chosen["learning_rate"] == 0.05
+    *trials, last = asked
+    assert [trial[0] for trial in trials] == list(RATES)
+    for _, shown, held_back, numbers in trials:
+        assert not shown & held_back
+        assert len(held_back) == 20
+        assert shown | held_back == last[1]
+        assert numbers == TRIAL
+    assert last[0] == 0.05

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -24,7 +24,10 @@ from fedsift.training import Training, train
 IMAGES, TRAINING = 5000, 1184
 SITES, ALPHA, PARTICIPATION = 5, 0.5, 0.6
 LOCAL_STEPS, BATCH = 5, 32
-RATE = 0.1  # of every method, in search and tuning
+RATES = (0.1, 0.05, 0.2)  # among which every method chooses, for search and tuning
+TRIAL = {"seeds": 2, "rounds": 100, "tuning_rounds": 30}
+VALIDATION = 0.2  # share of the training images that choose
+FALL = (1.0, 0.3, 0.1)  # of the step over the tuning, so that its noise falls, too
 DENSITY = 0.025
 CHANNELS = 0.3  # share of channels and neurons that the structured form keeps
 SHAPE = (1, 28, 28)
@@ -57,13 +60,43 @@ def make_problem(gate: GateUnit) -> Problem:
     return supervised(model, Softmax(10))
 
 
-def fit_digits(method: str, seeds: int, rounds: int, tuning_rounds: int) -> dict[str, Any]:
-    """Return what a method makes of the digits, one value a seed, and its training curve."""
+def fit_digits(
+    method: str,
+    seeds: int,
+    rounds: int,
+    tuning_rounds: int,
+    rates: Sequence[float] = RATES,
+) -> dict[str, Any]:
+    """Return what a method makes of the digits, one value a seed, and its training curve.
+
+    Its step is the one of ``rates`` with the lowest loss on training images that were held back at
+    every site, after a short run on the others.
+    """
     sites, test = make_digits()
+    rate, losses = rates[0], []
+    if len(rates) > 1:
+        shown, held_back = split(sites, 0, VALIDATION)
+        trials = [_fit(method, shown, held_back, r, **TRIAL)["cross_entropy"] for r in rates]
+        losses = [sum(trial) / len(trial) for trial in trials]
+        rate = rates[losses.index(min(losses))]
+    numbers = {"seeds": seeds, "rounds": rounds, "tuning_rounds": tuning_rounds}
+    found = _fit(method, sites, test, rate, **numbers)
+    return found | {"learning_rate": rate, "validation": losses, "tested_on": test.n_samples}
+
+
+def _fit(
+    method: str,
+    sites: FederatedData,
+    test: FederatedData,
+    rate: float,
+    seeds: int,
+    rounds: int,
+    tuning_rounds: int,
+) -> dict[str, Any]:
     build, knobs, gate = METHODS[method]
     problem = make_problem(gate)
     shared: dict[str, Any] = {
-        "learning_rate": RATE,
+        "learning_rate": rate,
         "local_steps": LOCAL_STEPS,
         "batch_size": BATCH,
     }
@@ -78,8 +111,10 @@ def fit_digits(method: str, seeds: int, rounds: int, tuning_rounds: int) -> dict
     search = train(problem, sites, algorithm, **often)
     masks = (vmap(problem.gates.magnitude)(search.params) > 0).float()
     params, curve, moved = search.params, _curve(search, 0), search.bytes_up + search.bytes_down
-    for stage in range(3):
-        tuned = _tuned(problem, params, masks, stage, tuning_rounds // 3, often)
+    for stage in range(len(FALL)):
+        tuning = Tuning(rounds=tuning_rounds // 3, **shared | {"learning_rate": rate * FALL[stage]})
+        begin = vmap(lambda p, m, t=tuning: t.start(problem, p, m))(params, masks)
+        tuned = train(problem, sites, tuning, start=begin, data_seed=stage + 1, **often)
         curve += _curve(tuned, rounds + stage * (tuning_rounds // 3))
         params, moved = tuned.params, moved + tuned.bytes_up + tuned.bytes_down
     before = evaluate(problem, search.params, test)
@@ -95,23 +130,7 @@ def fit_digits(method: str, seeds: int, rounds: int, tuning_rounds: int) -> dict
         "weights": _kept(params).tolist(),
         "bytes": moved.tolist(),
         "curve": curve,
-        "tested_on": test.n_samples,
     }
-
-
-def _tuned(
-    problem: Problem,
-    params: trees.Tree,
-    masks: Tensor,
-    stage: int,
-    rounds: int,
-    options: dict[str, Any],
-) -> Training:
-    """Retrain on the masks [S, G] with the step of a stage: it falls, so that its noise does."""
-    rate = RATE * (1.0, 0.3, 0.1)[stage]
-    tuning = Tuning(rounds=rounds, learning_rate=rate, local_steps=LOCAL_STEPS, batch_size=BATCH)
-    begin = vmap(lambda p, m: tuning.start(problem, p, m))(params, masks)
-    return train(problem, make_digits()[0], tuning, start=begin, data_seed=stage + 1, **options)
 
 
 def _curve(run: Training, shift: int) -> list[list[float]]:

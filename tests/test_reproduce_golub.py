@@ -8,7 +8,7 @@ import torch
 
 from fedsift.cli import main
 from fedsift.experiments.golub import FULL, Golub
-from fedsift.experiments.golub_fits import METHODS, POOLED, fit_splits, make_splits
+from fedsift.experiments.golub_fits import METHODS, POOLED, fit_splits, fit_tuned, make_splits
 from fedsift.experiments.golub_page import golub_page
 
 
@@ -52,6 +52,18 @@ def test_seven_weights_of_a_softmax():
     assert 4 <= len(genes) <= 7
 
 
+def test_a_method_is_tuned_within_each_split():
+    options: dict = {"seeds": 2, "rounds": 4, "tuning_rounds": 2}
+    found = fit_tuned("array", "FedIter-HT", splits=2, trials=2, **options)
+    for number, knobs in enumerate(found["knobs"]):
+        alone = fit_splits(
+            "array", "FedIter-HT", 3, "feature", 1, first=number, knobs=knobs, **options
+        )
+        assert alone["accuracy"] == [found["accuracy"][number]]
+    plain = fit_splits("array", "FedIter-HT", 3, "feature", 2, **options)
+    assert found["by_default"] == plain["accuracy"]
+
+
 @pytest.mark.parametrize("method", POOLED)
 def test_pooled_solvers_know_every_patient(method):
     result = fit_splits("array", method, 3, "feature", 2, 1, 1, 1)
@@ -66,6 +78,7 @@ def test_the_page_says_whether_the_targets_were_met():
             "stability_splits": stability,
             "stability_seeds": 0.5 if varies else None,
             "bytes_total": 10,
+            "by_default": [accuracy - 0.1] * 3,
             "genes": [
                 {
                     "gene": "M27891_at",
@@ -89,10 +102,16 @@ def test_the_page_says_whether_the_targets_were_met():
     assert {"method", "features", "test_accuracy", "p_value_vs_eflops"} <= set(row)
     assert outcome.results["genes"][0]["known_as"] == "CST3"
     assert "accuracy 0.967, reaches 0.95" in outcome.page
+    assert "every method had 8 trials" in outcome.page
+    assert outcome.results["tuned"][1]["gap_to_eflops"]["mean"] == pytest.approx(0.1)
     assert "1.50 times as stable over splits as that of FedIter-HT (0.600 against" in outcome.page
     assert golub_page(json.loads(json.dumps(outcome.results))) == outcome.page
     assert set(outcome.charts) == {"accuracy-3", "accuracy-7", "genes"}
     assert FULL["splits"] == 30
+    early = {"array · 3 · E-FLoPS": results["array · 3 · E-FLoPS"]}
+    page = Golub().outcome(early, quick=False).page
+    assert "tuned alike" not in page
+    assert "many runs on one split" not in page
 
 
 @pytest.mark.acceptance

@@ -10,15 +10,24 @@ from typing import Any
 
 from fedsift.data import KNOWN_GENES
 from fedsift.experiments.base import Cell, Experiment, Outcome
-from fedsift.experiments.golub_fits import METHODS, POOLED, fit_splits, full_data
+from fedsift.experiments.golub_fits import (
+    METHODS,
+    POOLED,
+    fit_splits,
+    fit_tuned,
+    full_data,
+)
 from fedsift.experiments.golub_page import golub_page
 from fedsift.reporting.charts import Chart, Series
 from fedsift.selection import paired_p_value, t_interval
 
 FULL = {"splits": 30, "seeds": 8, "rounds": 100, "tuning_rounds": 100}
 QUICK = {"splits": 3, "seeds": 2, "rounds": 40, "tuning_rounds": 20}
+TUNED = {"splits": 10, "trials": 8}
+QUICK_TUNED = {"splits": 2, "trials": 2}
 RUNS, QUICK_RUNS = 30, 3  # run seeds of the paper's own comparison, on one split
 PAPERS = ("E-FLoPS", "FLoPS (T=0)", "FedIter-HT", "Fed-HT", "FedAvg + top-m")
+TUNABLE = ("E-FLoPS", "FedIter-HT", "Fed-HT", "FedAvg + top-m")
 FEW = ("E-FLoPS", "FedIter-HT, scheduled", "pooled L1, largest")  # with a gate a weight
 SCALINGS = {"array": "per array", "feature": "per gene"}
 GATES = {3: "feature", 7: "scalar"}
@@ -45,21 +54,30 @@ class Golub(Experiment):
         for method in PAPERS:
             arguments = {"how": "array", "method": method, "kept": 3, "gate": "feature"}
             cells.append(Cell(f"one split · {method}", fit_splits, {**arguments, **one}, 2.0))
+        tuned = {**numbers, **(QUICK_TUNED if quick else TUNED), "how": "array"}
+        cells += [
+            Cell(f"tuned · {method}", fit_tuned, {**tuned, "method": method}, 5.0)
+            for method in TUNABLE
+        ]
         return cells
 
     def outcome(self, found: Mapping[str, dict[str, Any]], *, quick: bool) -> Outcome:
         numbers = QUICK if quick else FULL
         patients = (57, 15) if full_data() else (30, 8)
         overlap = patients[1] / patients[0]
-        rows = []
+        rows, paper, tuned = [], [], []
         for name, result in found.items():
-            how, *rest = name.split(" · ")
-            if how != "one split":
-                ours = found[f"{how} · {rest[0]} · {OURS}"]
-                rows.append(_row(how, int(rest[0]), rest[1], result, ours, overlap))
-        paper = [
-            _paper_row(m, found[f"one split · {m}"], found[f"one split · {OURS}"]) for m in PAPERS
-        ]
+            block, _, method = name.rpartition(" · ")
+            ours = found.get(f"{block} · {OURS}")
+            if ours is None:
+                continue
+            if block == "one split":
+                paper.append(_paper_row(method, result, ours))
+            elif block == "tuned":
+                tuned.append(_tuned_row(method, result, ours, overlap))
+            else:
+                how, kept = block.split(" · ")
+                rows.append(_row(how, int(kept), method, result, ours, overlap))
         genes = {
             SCALINGS[how]: [_named(gene) for gene in found[f"{how} · 3 · {OURS}"]["genes"]]
             for how in SCALINGS
@@ -69,6 +87,8 @@ class Golub(Experiment):
             "rows": rows,
             "genes": [{"scaling": how, **gene} for how, table in genes.items() for gene in table],
             "one_split": paper,
+            "tuned": tuned,
+            "trials": (QUICK_TUNED if quick else TUNED)["trials"],
             "patients": list(patients),
             "quick": quick,
             **numbers,
@@ -114,6 +134,20 @@ def _paper_row(method: str, result: dict[str, Any], ours: dict[str, Any]) -> dic
     }
 
 
+def _tuned_row(
+    method: str, result: dict[str, Any], ours: dict[str, Any], overlap: float
+) -> dict[str, Any]:
+    """Return a method's row over the splits in each of which it was tuned."""
+    gaps = [b - a for a, b in zip(result["accuracy"], ours["accuracy"], strict=True)]
+    return {
+        "method": method,
+        "test_accuracy": t_interval(result["accuracy"], overlap).to_json(),
+        "by_default": t_interval(result["by_default"], overlap).to_json(),
+        "gap_to_eflops": None if method == OURS else t_interval(gaps, overlap).to_json(),
+        "p_value_vs_eflops": None if method == OURS else paired_p_value(gaps, overlap),
+    }
+
+
 def _named(gene: dict[str, Any]) -> dict[str, Any]:
     return {"gene": gene["gene"], "known_as": KNOWN_GENES.get(gene["gene"], ""), **gene}
 
@@ -135,26 +169,27 @@ def _charts(
         unit = "genes" if kept == 3 else "weights of a softmax"
         charts[f"accuracy-{kept}"] = Chart(
             f"Accuracy on patients held out, {kept} {unit}",
-            "",
             "accuracy (mean of the splits, 95 % interval)",
+            "",
             series,
-            kind="bars",
+            kind="dots",
         )
-    names = list(dict.fromkeys(g["gene"] for table in genes.values() for g in table[:8]))
+    often = [g for table in genes.values() for g in table[:8] if g["split_frequency"]]
+    names = list(dict.fromkeys(g["gene"] for g in often))
     by_gene = {
         how: {g["gene"]: g["split_frequency"] for g in table} for how, table in genes.items()
     }
     charts["genes"] = Chart(
         "Genes that E-FLoPS chooses",
-        "",
         "share of the splits whose ensemble chose it",
+        "",
         {
             f"standardised {how}": Series(
                 [_short(n) for n in names], [table.get(n, 0.0) for n in names]
             )
             for how, table in by_gene.items()
         },
-        kind="bars",
+        kind="dots",
     )
     return charts
 

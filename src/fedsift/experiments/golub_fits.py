@@ -7,6 +7,7 @@ weights never move.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from typing import Any, NamedTuple
@@ -34,8 +35,9 @@ from fedsift.methods import find_method
 from fedsift.models import GateUnit
 from fedsift.problems import Problem
 from fedsift.selection import ensemble_support, nogueira_stability
-from fedsift.studies import linear_problem
+from fedsift.studies import Settings, linear_problem
 from fedsift.training import Training, train
+from fedsift.tuning import tune
 
 SITES, ALPHA = 5, 2.0
 RIDGE = 1.0  # weight of the refit's penalty, in units of one patient
@@ -130,20 +132,22 @@ def fit_splits(
     tuning_rounds: int,
     participation: float = 1.0,
     first: int = 0,
+    knobs: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return what a method makes of every split, ``seeds`` runs each: scores and chosen genes.
 
     ``kept`` gates, one a gene (``gate="feature"``, one logit) or one a weight of a softmax
     (``"scalar"``). The search is followed by a federated refit of each run and of the ensemble.
+    ``knobs``: hyperparameters in place of the method's own.
     """
     data = make_splits(how, first, splits, classes=gate == "scalar")
     if method in POOLED:
         return _pooled(data, method, kept)
     problem = linear_problem(data.train, gate)
-    name, knobs, varies = METHODS[method]
+    name, own, varies = METHODS[method]
     seeds = seeds if varies or participation < 1.0 else 1
     algorithm = find_method(name).build(
-        "dense", rounds=rounds, density=kept / problem.gates.size, **knobs
+        "dense", rounds=rounds, density=kept / problem.gates.size, **{**own, **(knobs or {})}
     )
     which = torch.arange(splits).repeat_interleave(seeds)
     search = train(
@@ -182,6 +186,42 @@ def fit_splits(
         + int((tuned.bytes_up + tuned.bytes_down).sum()) // splits,
         "genes": _gene_counts(data.train, genes, chosen, params["weight"]),
     }
+
+
+def fit_tuned(
+    how: How,
+    method: str,
+    splits: int,
+    trials: int,
+    seeds: int,
+    rounds: int,
+    tuning_rounds: int,
+) -> dict[str, Any]:
+    """Return the accuracy on each split of a method that was tuned on that split's training rows.
+
+    ``trials`` settings are compared by the loss on a fifth of them, held back at every site.
+    """
+    settings = Settings(
+        method=METHODS[method][0],
+        features=3,
+        seeds=2,
+        rounds=rounds,
+        tuning_rounds=tuning_rounds,
+        messages="dense",
+        standardise="none",
+        ridge=RIDGE,
+    )
+    scores: dict[str, list[float]] = {"accuracy": [], "by_default": []}
+    chosen = []
+    for number in range(splits):
+        best = tune(make_splits(how, number, 1).train, settings, trials=trials).best
+        chosen.append(best.knobs)
+        for name, knobs in (("accuracy", best.knobs), ("by_default", {})):
+            found = fit_splits(
+                how, method, 3, "feature", 1, seeds, rounds, tuning_rounds, 1.0, number, knobs
+            )
+            scores[name] += found["accuracy"]
+    return {**scores, "knobs": chosen}
 
 
 def _refitted(

@@ -1,4 +1,4 @@
-"""Pictures of experiments: lines with bands, and bars, from plain numbers."""
+"""Pictures of experiments: lines with bands, bars, and dots by name, from plain numbers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DASHES = ("-", "--", ":", "-.")
 
 
 class Series(NamedTuple):
-    """Points of one method: ``x`` (numbers, or names for bars), ``y``, and ends of intervals."""
+    """Points of one method: ``x`` (numbers; names for bars and dots), ``y``, ends of intervals."""
 
     x: Sequence[Any]
     y: Sequence[float]
@@ -33,7 +33,8 @@ class Chart:
         title: what it shows, in words.
         x, y: names of the axes, with units.
         series: name → points.
-        kind: ``lines``, ``points`` (not joined) or ``bars`` (side by side, x names the groups).
+        kind: ``lines``, ``points`` (not joined), ``bars`` (side by side, x names the groups) or
+            ``dots`` (a row a name, the values along the lower axis).
         logarithmic: the axes with logarithmic scales, of ``x`` and ``y``.
         marks: text → height of a dashed line across: a target, a bound.
         upright: place on the x axis of a dashed line up: the end of a phase.
@@ -44,7 +45,7 @@ class Chart:
     x: str
     y: str
     series: Mapping[str, Series]
-    kind: Literal["lines", "points", "bars"] = "lines"
+    kind: Literal["lines", "points", "bars", "dots"] = "lines"
     logarithmic: str = ""
     marks: Mapping[str, float] = field(default_factory=dict)
     note: str = ""
@@ -61,7 +62,7 @@ def draw_chart(chart: Chart) -> Figure:
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(8, 4.5), layout="constrained")
         axes = figure.subplots()
-        (_bars if chart.kind == "bars" else _lines)(axes, chart)
+        {"bars": _bars, "dots": _dots}.get(chart.kind, _lines)(axes, chart)
         for text, height in chart.marks.items():
             axes.axhline(height, color="black", lw=1, ls="--")
             place: Any = {"xytext": (-2, 3), "textcoords": "offset points", "ha": "right"}
@@ -73,7 +74,9 @@ def draw_chart(chart: Chart) -> Figure:
         axes.set_title(chart.title)
         axes.set_xlabel(chart.x + (f"\n{chart.note}" if chart.note else ""))
         axes.set_ylabel(chart.y)
-        axes.grid(visible=True, axis="y" if chart.kind == "bars" else "both", color="#E5E5E5")
+        axes.grid(
+            visible=True, axis={"bars": "y", "dots": "x"}.get(chart.kind, "both"), color="#E5E5E5"
+        )
         axes.set_axisbelow(True)
         if len(chart.series) > 1:
             axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
@@ -110,7 +113,7 @@ def _lines(axes: Any, chart: Chart) -> None:
 
 
 def _bars(axes: Any, chart: Chart) -> None:
-    groups = list(dict.fromkeys(x for points in chart.series.values() for x in points.x))
+    groups = _names(chart)
     width = 0.8 / len(chart.series)
     for number, (name, points) in enumerate(chart.series.items()):
         shift = (number - (len(chart.series) - 1) / 2) * width
@@ -121,8 +124,27 @@ def _bars(axes: Any, chart: Chart) -> None:
     axes.set_xticks(range(len(groups)), groups)
     widest = max(len(line) for group in groups for line in str(group).split("\n"))
     crowded = widest * len(groups)
-    axes.tick_params(
-        axis="x", rotation=30 if crowded > 90 else 0, labelsize=9 if crowded > 70 else 10
-    )
+    axes.tick_params(axis="x", labelsize=9 if crowded > 70 else 10)
+    if crowded > 90:
+        axes.tick_params(axis="x", rotation=30)
+        for label in axes.get_xticklabels():
+            label.set(ha="right", rotation_mode="anchor")
     if "y" in chart.logarithmic:
         axes.set_yscale("log")
+
+
+def _dots(axes: Any, chart: Chart) -> None:
+    names = _names(chart)
+    for number, (name, points) in enumerate(chart.series.items()):
+        shift = 0.3 * (number - (len(chart.series) - 1) / 2)
+        places = [names.index(x) + shift for x in points.x]
+        colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
+        axes.plot(points.y, places, label=name, color=colour, marker=marker, ms=6, ls="")
+        if points.low is not None and points.high is not None:
+            axes.hlines(places, points.low, points.high, color=colour, lw=1)
+    axes.set_yticks(range(len(names)), names)
+    axes.invert_yaxis()
+
+
+def _names(chart: Chart) -> list[Any]:
+    return list(dict.fromkeys(x for points in chart.series.values() for x in points.x))

@@ -74,9 +74,8 @@ def draw_chart(chart: Chart) -> Figure:
         axes.set_title(chart.title)
         axes.set_xlabel(chart.x + (f"\n{chart.note}" if chart.note else ""))
         axes.set_ylabel(chart.y)
-        axes.grid(
-            visible=True, axis={"bars": "y", "dots": "x"}.get(chart.kind, "both"), color="#E5E5E5"
-        )
+        across: Any = {"bars": "y", "dots": "x"}.get(chart.kind, "both")
+        axes.grid(visible=True, axis=across, color="#E5E5E5")
         axes.set_axisbelow(True)
         if len(chart.series) > 1:
             axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)

@@ -426,9 +426,10 @@ def effective(settings: Settings) -> Settings:
     Its search asks every site; seeds would all give the same answer. Halves of the rows take the
     place of seeds. A method that shows the bound beside has no intercepts of sites.
     """
-    if find_method(settings.method).rows != "federated":
+    method = find_method(settings.method)
+    if method.rows != "federated" or method.once:
         settings = settings.model_copy(update={"site_intercepts": None})
-    if find_method(settings.method).once:
+    if method.once:
         settings = settings.model_copy(update={"seeds": 1, "participation": 1.0})
     return settings.model_copy(update={"seeds": settings.lanes})
 

@@ -28,6 +28,7 @@ from fedsift.exports import export_run
 from fedsift.outcomes import make_outcome
 from fedsift.privacy import Privacy
 from fedsift.problems import Problem, supervised
+from fedsift.reporting.limits import limits
 from fedsift.run_folder import read_facts
 from fedsift.runs import load_run
 from fedsift.training import EarlyStop, Training, train
@@ -279,6 +280,9 @@ def test_rows_held_out_are_scored_with_the_intercept_of_their_site():
         for kind in (None, "own")
     )
     assert own.results["test_r2"]["mean"] > plain.results["test_r2"]["mean"] + 0.1
+    said = "Each site has an intercept of its own"
+    assert any(text.startswith(said) for text in limits(own))
+    assert not any(text.startswith(said) for text in limits(plain))
     sites = own.facts["held_out"]["by_site"]
     assert all(sites[s]["rmse"] < plain.facts["held_out"]["by_site"][s]["rmse"] for s in sites)
 

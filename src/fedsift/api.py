@@ -51,6 +51,8 @@ class Options(TypedDict, total=False):
     aggregation: Rule
     standardise: How
     harmonise: Harmonise | None
+    site_intercepts: Literal["own", "random"] | None
+    site_ridge: float
     schedule: Schedule | None
     learning_rate: float | None
     local_steps: int | None

@@ -74,12 +74,15 @@ class ClientStore:
         """Return the states [L, ...] of the lanes (row, seed), given the exchange accepted last."""
         self._remember(rows)
         slots, current, pending_tick = self._rows.values
-        pending = pending_tick[rows, seeds]
-        forward = (pending > 0) & (pending == last_accepted + 1)
-        slot = torch.where(forward, 1 - current[rows, seeds], current[rows, seeds])
+        slot = self._accepted(rows, seeds, last_accepted)
         current[rows, seeds] = slot
         pending_tick[rows, seeds] = 0
         return trees.map_tensors(lambda t: t[rows, slot, seeds], slots)
+
+    def peek(self, rows: Tensor, seeds: Tensor, last_accepted: Tensor) -> Any:
+        """Return what `load` would, and leave all as it is."""
+        slot = self._accepted(rows, seeds, last_accepted)
+        return trees.map_tensors(lambda t: t[rows, slot, seeds], self._rows.values.slots)
 
     def stage(self, rows: Tensor, seeds: Tensor, after: Any, tick: int) -> None:
         """Keep the states [L, ...] after exchange ``tick`` as pending, beside those `load` gave."""
@@ -121,6 +124,13 @@ class ClientStore:
         trees.map_tensors(put_both, now.slots, before.slots)
         put(now.current, before.current)
         put(now.pending_tick, before.pending_tick)
+
+    def _accepted(self, rows: Tensor, seeds: Tensor, last_accepted: Tensor) -> Tensor:
+        """Return the slots [L] of the states that were accepted last."""
+        _, current, pending_tick = self._rows.values
+        pending, now = pending_tick[rows, seeds], current[rows, seeds]
+        forward = (pending > 0) & (pending == last_accepted + 1)
+        return torch.where(forward, 1 - now, now)
 
     def _remember(self, rows: Tensor) -> None:
         """Copy the rows of the mark that change for the first time since."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -15,26 +17,43 @@ from fedsift.outcomes.survival import cumulative_hazard
 from fedsift.problems import Batch, Problem
 from fedsift.trees import Tree
 
+Sums: TypeAlias = dict[str, tuple[Tensor, Tensor]]
+OwnValues: TypeAlias = Mapping[str, Tree]  # site → values of its own of some leaves, [S, ...]
+
 EVALUATION_ROWS = 8192  # rows of one evaluation call, which bounds its memory
 GATHERED_ROWS = 1024  # the same where rows must be copied together
 
 
 def evaluate(
-    problem: Problem, params: Tree, data: FederatedData, sites: Sequence[int] | None = None
+    problem: Problem,
+    params: Tree,
+    data: FederatedData,
+    sites: Sequence[int] | None = None,
+    own: OwnValues = MappingProxyType({}),
 ) -> dict[str, Tensor]:
     """Return the figures [S] of a problem for parameters [S, ...] on the rows of sites; all: None.
 
-    Memory does not depend on the number of rows, unless those of a site must be seen together.
+    The rows of a site in ``own`` have its own values of some leaves. Memory does not depend on the
+    number of rows, unless those of a site must be seen together.
     """
-    return vmap(problem.summarise)(mean_measures(problem, params, data, sites))
+    return vmap(problem.summarise)(mean_measures(problem, params, data, sites, own))
 
 
 def mean_measures(
-    problem: Problem, params: Tree, data: FederatedData, sites: Sequence[int] | None = None
+    problem: Problem,
+    params: Tree,
+    data: FederatedData,
+    sites: Sequence[int] | None = None,
+    own: OwnValues = MappingProxyType({}),
 ) -> dict[str, Tensor]:
     """Return the means [S] over rows that the figures are made of."""
     if isinstance(data, RemoteData):
         sums = data.way.evaluate(problem, params, data, sites)
+    elif own:
+        sums = {}
+        for site in range(data.n_sites) if sites is None else sites:
+            at_site = {**params, **own.get(data.sites[site], {})}
+            _add(sums, measure_sums(problem, at_site, data, [site]))
     else:
         sums = measure_sums(problem, params, data, sites)
     return {name: total / weight for name, (total, weight) in sums.items()}
@@ -44,17 +63,20 @@ def measure_sums(
     problem: Problem, params: Tree, data: FederatedData, sites: Sequence[int] | None = None
 ) -> dict[str, tuple[Tensor, Tensor]]:
     """Return {measure: (weighted sum, weight)}, float64 [S] each, over the rows of sites."""
-    sums: dict[str, tuple[Tensor, Tensor]] = {}
+    sums: Sums = {}
     for rows in _blocks(data, sites) if problem.decomposable else _by_site(data, sites):
         x, y, weight = (
             _gathered([tensor[piece] for piece in rows]) for tensor in (data.x, data.y, data.weight)
         )
         batch = Batch(x, y, weight, torch.zeros((), dtype=torch.int64))
-        part = _per_seed(problem, params, batch)
-        for name, (total, weight) in part.items():
-            before = sums.get(name, (0.0, 0.0))
-            sums[name] = (before[0] + total.double(), before[1] + weight.double())
+        _add(sums, _per_seed(problem, params, batch))
     return sums
+
+
+def _add(sums: Sums, part: Sums) -> None:
+    for name, (total, weight) in part.items():
+        before = sums.get(name, (0.0, 0.0))
+        sums[name] = (before[0] + total.double(), before[1] + weight.double())
 
 
 def typical_margin(problem: Problem, params: Tree, data: FederatedData) -> float:

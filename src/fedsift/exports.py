@@ -31,8 +31,11 @@ class ExportError(ValueError):
 KINDS = {"coefficients": ".csv", "state_dict": ".safetensors", "onnx": ".onnx"}
 
 
-def predictions(run: Run, file: Path, id_column: str | None = None) -> str:
-    """Return a CSV table: id, prediction, and the probability of each class."""
+def predictions(run: Run, file: Path, id_column: str | None = None, site: str | None = None) -> str:
+    """Return a CSV table: id, prediction, and the probability of each class.
+
+    ``site``: whose own intercept counts, as for `Run.predict`.
+    """
     data, source = run.facts["data"], run.facts["source"] or {}
     candidates = set(run.standardiser.candidates)
     rows = read_table(
@@ -46,13 +49,13 @@ def predictions(run: Run, file: Path, id_column: str | None = None) -> str:
     )
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    predicted = run.predict(rows.x, rows.features)
+    predicted = run.predict(rows.x, rows.features, site)
     classes: Sequence[str] = data["classes"]
     survival = data["outcome"] == "survival"
     what = "relative_risk" if survival else f"predicted_{data['target']}"
     writer.writerow(["id", what, *(f"probability_{name}" for name in classes)])
     chances = (
-        run.predict_probability(rows.x, rows.features).tolist()
+        run.predict_probability(rows.x, rows.features, site).tolist()
         if classes
         else [[]] * len(predicted)
     )

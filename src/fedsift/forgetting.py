@@ -172,6 +172,8 @@ def remade(recipe: Mapping[str, Any], base: Callable[[Mapping[str, Any]], Proble
     problem = remade(recipe["of"], base)
     if "ridge" in recipe:
         return problem.with_ridge(recipe["ridge"], recipe["leaves"])
+    if "private" in recipe:
+        return problem.with_private(recipe["private"])
     if "beginning" in recipe:
         told = recipe["beginning"]
         return problem.beginning({leaf: torch.tensor(value) for leaf, value in told.items()})

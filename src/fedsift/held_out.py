@@ -88,8 +88,10 @@ def _scored(fit: Fit, case: Case, how: How) -> Scored:
     """Return what the ensemble of a case says of its test rows."""
     assert case.test is not None  # noqa: S101  asked before
     standardiser = Standardiser.fit(case.train, how)
-    model = fit.ensemble()
-    output = standardiser.apply(case.test).x @ slopes_of(model).T + model["bias"]
+    model, own = fit.ensemble(), fit.own_of_ensembles()
+    intercepts = [own[s]["bias"][0] if s in own else model["bias"] for s in case.test.sites]
+    of_row = torch.stack(intercepts)[case.test.site_of_row]
+    output = standardiser.apply(case.test).x @ slopes_of(model).T + of_row
     if case.test.classes:
         return Scored(case, case.test, class_logits(output.double()).softmax(-1))
     values = make_outcome(case.test.outcome).predict(output).double()

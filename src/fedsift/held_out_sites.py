@@ -112,10 +112,11 @@ def _losses(
 ) -> dict[str, float]:
     """Return the loss of a fit's ensemble on the rows of each site, in squared target units."""
     problem, scaled = linear_problem(rows, settings.gate), standardiser.apply(rows)
+    own, places = fit.own_of_ensembles(), {name: rows.sites.index(name) for name in sites}
     return {
-        name: float(evaluate(problem, fit.ensembles(), scaled, [rows.sites.index(name)])["loss"][0])
+        name: float(evaluate(problem, fit.ensembles(), scaled, [place], own)["loss"][0])
         * standardiser.target_scale**2
-        for name in sites
+        for name, place in places.items()
     }
 
 

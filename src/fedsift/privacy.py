@@ -213,6 +213,8 @@ def check(
         f"{name} measures its step on the rows, without noise; give {' or '.join(sorted(steps))}":
             any(map(algorithm.measures, algorithm.exchanges_at(0))),
         f"{name} has no privacy: {reason}": reason is not None,
+        f"sites' own values ({', '.join(problem.private)}) follow their rows without noise, and all"
+        " that is told follows them; leave them out": bool(problem.private),
     }  # fmt: skip
     if privacy.level == "site":
         wrong |= {

@@ -50,6 +50,7 @@ def check_settings(settings: Mapping[str, Any]) -> None:
     needed = {
         "splits=0 (scores)": settings["splits"] != 0,
         "no harmonise (means and deviations of a site)": settings["harmonise"] is not None,
+        "no site_intercepts (what follows them)": settings["site_intercepts"] is not None,
         "validation='splits' (scores)": settings["validation"] != "splits",
         "standardise='row' or standardise='none' (means and deviations)": settings["standardise"]
         not in {"row", "none"},

@@ -59,7 +59,8 @@ class Problem:
         summarise: {measure: mean} → the figures people read (R² needs three means).
         gates: which parameters share a gate.
         project: projection onto the feasible set, the whole space by default.
-        private: leaves that a site keeps to itself.
+        private: leaves of which each site has values of its own → the weight of the penalty that
+            draws them to the shared ones, in units of one sample; see `with_private`.
         decomposable: False when rows of a site cannot be batched (Cox).
         predict: (params, x [n, ...]) → model output [n, K].
         null_loss: the loss of a model that knows nothing, the unit of steps that must not depend on
@@ -79,7 +80,7 @@ class Problem:
     summarise: Callable[[dict[str, Tensor]], dict[str, Tensor]] = _no_measures
     gates: GateMap = field(default_factory=lambda: GateMap({}))
     project: Callable[[Tree], Tree] = _whole_space
-    private: frozenset[str] = frozenset()
+    private: Mapping[str, float] = field(default_factory=dict)
     decomposable: bool = True
     predict: Callable[[Tree, Tensor], Tensor] | None = None
     null_loss: float = 1.0
@@ -108,6 +109,34 @@ class Problem:
             operators={k: ridged(f) for k, f in self.operators.items()},
             apart=None if self.apart is None else self.apart.with_ridge(strength, leaves),
             recipe=self.wrapped(ridge=strength, leaves=None if leaves is None else list(leaves)),
+        )
+
+    def with_private(self, ridges: Mapping[str, float]) -> Problem:
+        """Return the problem in which every site has values of its own of some leaves.
+
+        A site's model has its own values, which stay there; the shared ones are what the server
+        makes of the sites' changes, for rows of other sites. ``ridges``: leaf → λ, which adds
+        λ/2 ‖own - shared‖² to the sum of a site's losses (0: an own value, above: a random effect's
+        posterior mode).
+
+        Raises:
+            ValueError: there is no such leaf, it has gates, or a weight is negative.
+        """
+        known = self.init(torch.zeros((), dtype=torch.int64))
+        for leaf, ridge in ridges.items():
+            if leaf not in known or leaf in self.gates.views:
+                free = ", ".join(name for name in known if name not in self.gates.views)
+                msg = (
+                    f"sites cannot have a {leaf!r} of their own; choose from {free}, without gates"
+                )
+                raise ValueError(msg)
+            if ridge < 0:
+                raise ValueError(f"the ridge of {leaf!r} is {ridge}; give 0 or more")
+        return replace(
+            self,
+            private=dict(ridges),
+            apart=None if self.apart is None else self.apart.with_private(ridges),
+            recipe=self.wrapped(private=dict(ridges)),
         )
 
     def beginning(self, leaves: Tree) -> Problem:

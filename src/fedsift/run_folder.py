@@ -2,9 +2,10 @@
 
 A run folder holds ``run.json`` (settings, data, versions, status, results), ``history.jsonl`` (a
 record a round), ``model.safetensors`` (parameters on standardised features), ``features.csv``,
-``joins/`` (states before sites joined late, `fedsift.joins`) and, until it is done,
-``checkpoints/``. Every file but the table carries the version of its format. ``run.json`` has a
-checksum of itself and, when the run is done, those of the other files.
+``joins/`` (states before sites joined late, `fedsift.joins`), ``sites/`` (what sites keep to
+themselves, in a simulation) and, until it is done, ``checkpoints/``. Every file but the table
+carries the version of its format. ``run.json`` has a checksum of itself and, when the run is done,
+those of the other files.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from fedsift.sealed import fingerprint, write_atomic
 from fedsift.studies import Fit
 
 VERSION = 2
-CHECKPOINTS, JOINS = "checkpoints", "joins"
+CHECKPOINTS, JOINS, SITES = "checkpoints", "joins", "sites"
 LOCK = "run.lock"
 OTHER_PAGES = ("page.md", "report.txt")  # of folders that solve and reproduce write
 DEPLOYMENT = "deployment.json"
@@ -106,6 +107,8 @@ def clear(path: Path) -> None:
     for name in OWN_FILES:
         (path / name).unlink(missing_ok=True)
     for file in (path / EVENTS).rglob("events.out.tfevents.*"):
+        file.unlink()
+    for file in (path / SITES).glob("*.json"):
         file.unlink()
     clear_unfinished(path)
     clear_states(path)
@@ -237,8 +240,11 @@ def write_fit(path: Path, fit: Fit, request: str) -> None:
         "support": fit.support,
     }
     tensors |= trees.join(params=fit.params, scores=fit.scores)
+    if fit.own:
+        tensors |= trees.join(own=trees.stack(fit.own.values()))
     names = ("bytes_up", "bytes_down", "bytes_dense", "bytes_formula", "plan", "history", "control")
-    write_checkpoint(path, tensors, {name: getattr(fit, name) for name in names}, request)
+    facts = {name: getattr(fit, name) for name in names}
+    write_checkpoint(path, tensors, facts | {"own": list(fit.own)}, request)
 
 
 def read_fit(path: Path, request: str) -> Fit:
@@ -251,7 +257,9 @@ def read_fit(path: Path, request: str) -> Fit:
     try:
         lanes = {k: tensors[k] for k in ("masks", "magnitudes", "weights", "support")}
         trained = {k: trees.part(tensors, k) for k in ("params", "scores")}
-        return Fit(**(lanes | trained | facts))
+        own = trees.part(tensors, "own")
+        sites = {site: trees.unstack(own, place) for place, site in enumerate(facts["own"])}
+        return Fit(**(lanes | trained | facts | {"own": sites}))
     except (KeyError, TypeError) as error:
         msg = f"checkpoint {path} is no finished fit ({error}); {AFRESH}"
         raise CheckpointError(msg) from error

@@ -5,10 +5,11 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 import torch
@@ -16,12 +17,14 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from fedsift.data import FederatedData, Standardiser
+from fedsift.data.errors import nearest
 from fedsift.data.harmonise import own_units
 from fedsift.evaluation import evaluate
 from fedsift.findings import Effect, Feature, effects
 from fedsift.outcomes import make_outcome
 from fedsift.run_folder import (
     CHECKPOINTS,
+    SITES,
     VERSION,
     RunError,
     checksum,
@@ -45,6 +48,8 @@ class Run:
         params: the refitted model on standardised features.
         standardiser: how to bring rows to standard units.
         path: the folder, if it was written.
+        own: intercepts that sites keep to themselves, [K] by site, as the simulation knows them; in
+            no export. ``params`` has the common one, for rows of other sites.
     """
 
     settings: Settings
@@ -53,6 +58,7 @@ class Run:
     params: dict[str, Tensor]
     standardiser: Standardiser
     path: Path | None = None
+    own: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
     def results(self) -> dict[str, Any]:
@@ -60,16 +66,20 @@ class Run:
         results: dict[str, Any] = self.facts["results"]
         return results
 
-    def predict(self, x: ArrayLike, features: Sequence[str]) -> list[str] | list[float]:
+    def predict(
+        self, x: ArrayLike, features: Sequence[str], site: str | None = None
+    ) -> list[str] | list[float]:
         """Return class names or values for rows [n, d] with these feature names, in original units.
 
         With ``harmonise`` the rows must be those of one site, for they are brought to its units.
+        ``site``: whose own intercept counts, with ``site_intercepts``; None: the common one.
 
         Raises:
             DataError: a feature that the model was trained with is absent, or a value is missing
                 that no mean is known for.
+            ValueError: the site has no intercept of its own.
         """
-        output = self._output(x, features)
+        output = self._output(x, features, site)
         prediction = make_outcome(self.facts["data"]["outcome"]).predict(output)
         classes = self.facts["data"]["classes"]
         if classes:
@@ -77,9 +87,11 @@ class Run:
         values: list[float] = self.standardiser.target_to_units(prediction.double()).tolist()
         return values
 
-    def predict_probability(self, x: ArrayLike, features: Sequence[str]) -> Tensor:
-        """Return the probability of each class, [n, K]."""
-        output = self._output(x, features)
+    def predict_probability(
+        self, x: ArrayLike, features: Sequence[str], site: str | None = None
+    ) -> Tensor:
+        """Return the probability of each class, [n, K]; ``site`` as for `predict`."""
+        output = self._output(x, features, site)
         if output.shape[1] == 1:
             positive = torch.sigmoid(output[:, 0])
             return torch.stack([1 - positive, positive], 1)
@@ -179,8 +191,10 @@ class Run:
         part = replace(full, features=self.needed, mean=full.mean[used], scale=full.scale[used])
         return part, weight[:, used], self.params["bias"]
 
-    def _output(self, x: ArrayLike, features: Sequence[str]) -> Tensor:
+    def _output(self, x: ArrayLike, features: Sequence[str], site: str | None = None) -> Tensor:
         standardiser, weight, bias = self.compact()
+        if site is not None:
+            bias = self._intercept(site)
         rows = torch.as_tensor(np.require(x, requirements="W"))
         if self.settings.harmonise is not None:
             known = set(standardiser.candidates)
@@ -188,6 +202,19 @@ class Run:
             units, rows = torch.ones(len(rows)), rows.clone()
             rows[:, own] = own_units(rows[:, own], units, self.settings.harmonise)
         return standardiser.transform(rows, features) @ weight.T + bias
+
+    def _intercept(self, site: str) -> Tensor:
+        """Return a site's own intercept, [K]."""
+        if not self.own:
+            msg = f"site is {site!r}, but the run has one intercept for all sites; leave it out"
+            raise ValueError(msg)
+        if site not in self.own:
+            msg = (
+                f"site {site!r} had no part in the fit; {nearest(site, list(self.own))} For another"
+                " site leave it out: the common intercept counts"
+            )
+            raise ValueError(msg)
+        return self.own[site]
 
 
 def write_run(run: Run, fits: Sequence[Fit], cases: Sequence[Case]) -> None:
@@ -209,12 +236,30 @@ def write_run(run: Run, fits: Sequence[Fit], cases: Sequence[Case]) -> None:
         "model.safetensors": seal(run.params, meta),
         "features.csv": table.getvalue().encode(),
         "history.jsonl": ("\n".join(lines) + "\n").encode(),
+        **_site_files(run),
     }
     for name, content in files.items():
         write_atomic(path / name, content)
     run.facts["files"] = {name: checksum(content) for name, content in files.items()}
     write_facts(path, run.facts)
     clear_states(path, CHECKPOINTS)
+
+
+def _site_files(run: Run) -> dict[str, bytes]:
+    """Return the files that stand for what is at the sites alone: each one's own intercept."""
+    return {
+        f"{SITES}/{number}-{quote(site, safe=' ')[:80]}.json": json.dumps(
+            {"version": VERSION, "site": site, "intercept": intercept.tolist()}
+        ).encode()
+        for number, (site, intercept) in enumerate(run.own.items(), 1)
+    }
+
+
+def _read_own(path: Path, facts: dict[str, Any], like: Tensor) -> dict[str, Tensor]:
+    """Return the sites' own intercepts, in the type of the common one."""
+    names = [name for name in facts["files"] if name.startswith(f"{SITES}/")]
+    told = [json.loads(read_checked(path, name, facts)) for name in names]
+    return {one["site"]: torch.tensor(one["intercept"], dtype=like.dtype) for one in told}
 
 
 def load_run(path: str | Path) -> Run:
@@ -236,7 +281,8 @@ def load_run(path: str | Path) -> Run:
     table = read_checked(path, "features.csv", facts).decode()
     features = tuple(_feature(row) for row in csv.DictReader(io.StringIO(table, newline="")))
     settings = Settings(**facts["settings"])
-    return Run(settings, facts, features, params, standardiser, path)
+    own = _read_own(path, facts, params["bias"])
+    return Run(settings, facts, features, params, standardiser, path, own)
 
 
 def _feature(row: dict[str, str]) -> Feature:

@@ -36,14 +36,14 @@ from fedsift.controlled import (
     importance,
     least_threshold,
 )
-from fedsift.data import FederatedData, How, Standardiser, split
+from fedsift.data import FederatedData, How, RemoteData, Standardiser, split
 from fedsift.data.errors import DataWarning, nearest
 from fedsift.data.groups import Groups, Named, groups_of
 from fedsift.data.harmonise import Harmonise
 from fedsift.decoys import How as DecoyKind
 from fedsift.engines import ENGINES, Plan
 from fedsift.engines.base import Job
-from fedsift.evaluation import evaluate, mean_measures
+from fedsift.evaluation import OwnValues, evaluate, mean_measures
 from fedsift.methods import Messages, Method, find_method
 from fedsift.outcomes import make_outcome
 from fedsift.privacy import Privacy, check
@@ -57,6 +57,10 @@ from fedsift.trees import Tree
 
 # Of the columns, features and decoys, that a seed keeps where it is not said and decoys are used.
 FEWEST, SHARE = 20, 10
+NOT_DEPLOYED = (
+    "site_intercepts are not there for sites on real machines, which keep no state of a run that is"
+    " done; leave them out, or fit the files in one place"
+)
 
 
 class Settings(BaseModel):
@@ -74,6 +78,9 @@ class Settings(BaseModel):
     their group (docs/groups.md): a group has one gate, so that all of it is chosen or nothing;
     ``features`` and ``density`` then count gates, those of groups and of features in no group.
     ``harmonise`` brings the rows of each site to its own units first (`data.harmonise`).
+    ``site_intercepts`` "own" gives every site an intercept of its own, that stays there; "random"
+    draws them to the common one by a penalty of the weight ``site_ridge``, in the units of
+    ``ridge``, in the search as in the refit.
     ``validation`` "leave-one-site-out" fits without each site in turn, too, and scores it.
     ``covariate_ridge`` is the weight of the penalty of covariates, in the units of ``ridge``, in
     the search as in the refit. With ``fdr`` or ``pfer`` the errors are controlled
@@ -102,6 +109,8 @@ class Settings(BaseModel):
     aggregation: Rule = "mean"
     standardise: How = "feature"
     harmonise: Harmonise | None = None
+    site_intercepts: Literal["own", "random"] | None = None
+    site_ridge: float = Field(1.0, gt=0, allow_inf_nan=False)
     schedule: Schedule | None = None
     learning_rate: float | None = Field(None, gt=0, allow_inf_nan=False)
     local_steps: int | None = Field(None, ge=1)
@@ -146,6 +155,15 @@ class Settings(BaseModel):
             msg = (
                 f"standardise={self.standardise!r} looks at whole rows, which harmonise "
                 "changes; use standardise='feature' with it"
+            )
+            raise ValueError(msg)
+        if self.site_intercepts != "random" and self.site_ridge != 1.0:
+            msg = "site_ridge goes with site_intercepts='random' only; leave it out"
+            raise ValueError(msg)
+        if self.site_intercepts is not None and self.early_stop is not None:
+            msg = (
+                "early_stop goes back to an earlier state of the server, but sites do not go back"
+                " to their intercepts of then; leave it out, or site_intercepts"
             )
             raise ValueError(msg)
         times = self.hazard_times
@@ -303,6 +321,7 @@ def check_request(settings: Settings, methods: Sequence[str], data: FederatedDat
     if settings.hazard_times and data.outcome != "survival":
         msg = f"hazard_times are for survival, and '{data.target}' is {data.outcome}; leave it out"
         raise ValueError(msg)
+    _check_site_intercepts(settings, methods, data)
     rows = {find_method(name).rows for name in methods}
     if settings.messages != "auto" and rows == {"pooled"}:
         msg = (
@@ -318,6 +337,7 @@ def check_request(settings: Settings, methods: Sequence[str], data: FederatedDat
     density = kept / settings.gates(data)
     algorithms = [search_algorithm(settings, find_method(name), density) for name in methods]
     problem = linear_problem(data, settings.gate, settings.groups_in(data))
+    problem = _with_site_intercepts(problem, settings)
     for name, algorithm in zip(methods, algorithms, strict=True):
         algorithm.refuse(problem)
         method = find_method(name)
@@ -330,6 +350,28 @@ def check_request(settings: Settings, methods: Sequence[str], data: FederatedDat
             "with a schedule it is fedht: use --method fedht"
         )
         raise ValueError(msg)
+
+
+def _check_site_intercepts(settings: Settings, methods: Sequence[str], data: FederatedData) -> None:
+    """Refuse intercepts of sites where rows are in one place, or have no intercept.
+
+    Raises:
+        ValueError: the text says why.
+    """
+    if settings.site_intercepts is None:
+        return
+    other = next((name for name in methods if find_method(name).rows != "federated"), None)
+    wrong = {
+        f"{other} has no sites that train together, and site_intercepts are of those; use another"
+        " method, or leave them out": other is not None,
+        f"the target '{data.target}' is a time until an event, where the baseline hazard of each"
+        " site takes the place of an intercept; leave site_intercepts out":
+            data.outcome == "survival",
+        NOT_DEPLOYED: isinstance(data, RemoteData),
+    }  # fmt: skip
+    for message, is_wrong in wrong.items():
+        if is_wrong:
+            raise ValueError(message)
 
 
 def _check_groups(settings: Settings, methods: Sequence[str], data: FederatedData) -> None:
@@ -382,9 +424,12 @@ def effective(settings: Settings) -> Settings:
     """Return the settings that count: a method that says all at once has one seed, and all sites.
 
     Its search asks every site; seeds would all give the same answer. Halves of the rows take the
-    place of seeds.
+    place of seeds. A method that shows the bound beside has no intercepts of sites.
     """
-    if find_method(settings.method).once:
+    method = find_method(settings.method)
+    if method.rows != "federated" or method.once:
+        settings = settings.model_copy(update={"site_intercepts": None})
+    if method.once:
         settings = settings.model_copy(update={"seeds": 1, "participation": 1.0})
     return settings.model_copy(update={"seeds": settings.lanes})
 
@@ -406,6 +451,7 @@ class Fit:
         masks, magnitudes: [L, G] the gates each lane chose, and its effective weights.
         support: [E, G] the ensembles' choices, one, or one a site.
         params: refitted parameters, leaves [L + E, ...], the ensembles last.
+        own: sites' own intercepts in them, by site, leaves [L + E, ...]; {} without such.
         scores: test figures of every lane and ensemble, [L + E], if there are test rows.
         bytes_up, bytes_down, bytes_dense: of all seeds, refit included; dense: if every number of
             the model travelled both ways.
@@ -430,6 +476,7 @@ class Fit:
     history: list[dict[str, Any]]
     privacy: dict[str, Any] = field(default_factory=dict)
     control: dict[str, Any] = field(default_factory=dict)
+    own: OwnValues = field(default_factory=dict)
 
     @property
     def n_lanes(self) -> int:
@@ -445,6 +492,13 @@ class Fit:
         """Return the refitted parameters of the (first) ensemble."""
         first: Tree = trees.unstack(self.ensembles(), 0)
         return first
+
+    def own_of_ensembles(self) -> OwnValues:
+        """Return the sites' own intercepts in the ensembles' models, leaves [E, ...]."""
+        return {
+            site: {leaf: value[self.n_lanes :] for leaf, value in values.items()}
+            for site, values in self.own.items()
+        }
 
 
 def linear_problem(
@@ -547,8 +601,8 @@ def fit_case(
         rows, searched = rows.pooled(), searched.pooled()
     constants = constants_of(rows, standardiser.target_scale)
     problem = linear_problem(rows, settings.gate, constants=constants)
-    problem = with_covariate_ridge(problem, rows, settings, method)
-    if standardiser.learned or constants or settings.privacy is not None:
+    problem = as_asked(problem, rows, settings, method)
+    if standardiser.learned or constants or settings.privacy or settings.site_intercepts:
         joins = None
     private = planned_privacy(rows, settings)
     settings = settings.model_copy(update={"privacy": private and private[0]})
@@ -558,7 +612,7 @@ def fit_case(
     groups = settings.groups_in(rows)
     layout = None if groups is None else grouping(rows.n_candidates, groups.members)
     sought = linear_problem(searched, settings.gate, groups, constants=constants)
-    sought = with_covariate_ridge(sought, searched, settings, method)
+    sought = as_asked(sought, searched, settings, method)
     if first is not None:
         sought = sought.beginning(
             {leaf: value[0] for leaf, value in first.params.items() if leaf != "weight"}
@@ -590,7 +644,11 @@ def fit_case(
     )  # fmt: skip
     if private is not None:
         final = trees.map_tensors(lambda a, b: torch.cat([a, b]), params, final)
-    scores = {} if case.test is None else evaluate(problem, final, standardiser.apply(case.test))
+    scores = (
+        {}
+        if case.test is None
+        else evaluate(problem, final, standardiser.apply(case.test), own=tuned.own)
+    )
     stages = {"covariates": first, "search": search, "refit": tuned}
     done = {name: run for name, run in stages.items() if run is not None}
     up, down = _bytes_sent(method, rows, list(done.values()))
@@ -609,6 +667,7 @@ def fit_case(
         history=[{"stage": name, **r} for name, run in done.items() for r in run.history],
         privacy={} if private is None else promise(private[0], int(tuned.spent.max())),
         control={} if choice is None else choice.facts,
+        own=tuned.own,
     )
 
 
@@ -731,14 +790,20 @@ def _search(
     )
 
 
-def with_covariate_ridge(
-    problem: Problem, rows: FederatedData, settings: Settings, method: Method
-) -> Problem:
-    """Return the problem with the penalty of the covariates, if there is one."""
+def as_asked(problem: Problem, rows: FederatedData, settings: Settings, method: Method) -> Problem:
+    """Return the problem with sites' own intercepts and the penalty of the covariates, if any."""
+    problem = _with_site_intercepts(problem, settings)
     if not (rows.covariates and settings.covariate_ridge):
         return problem
     total = float(rows.weight.sum()) / (rows.n_sites if method.rows == "alone" else 1)
     return problem.with_ridge(settings.covariate_ridge / total, ("covariate",))
+
+
+def _with_site_intercepts(problem: Problem, settings: Settings) -> Problem:
+    if settings.site_intercepts is None:
+        return problem
+    ridge = settings.site_ridge if settings.site_intercepts == "random" else 0.0
+    return problem.with_private({"bias": ridge})
 
 
 def _covariates_first(
@@ -811,7 +876,7 @@ def _refit(
         total /= rows.n_sites
     problem = linear_problem(chosen, settings.gate, constants=constants)
     problem = problem.with_ridge(settings.ridge / total)
-    problem = with_covariate_ridge(problem, rows, settings, method)
+    problem = as_asked(problem, rows, settings, method)
     stop = None
     if settings.early_stop is not None and method.rows != "alone":
         chosen, held_out = split(chosen, settings.seed)

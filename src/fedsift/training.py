@@ -113,6 +113,28 @@ class Training:
         return solution
 
     @property
+    def own(self) -> dict[str, Tree]:
+        """The sites' own values of private leaves, by site, leaves [S, ...]; {} without such.
+
+        Of sites that have worked for some seed; for other seeds they are the shared ones. Those of
+        sites on other machines are there.
+        """
+        private, store = self.job.problem.private, self.carried.store
+        if not private or not store.row_of:
+            return {}
+        count, sites = len(self.job.seeds), torch.tensor(list(store.row_of))
+        rows = torch.tensor(list(store.row_of.values())).repeat_interleave(count)
+        seeds = torch.arange(count).repeat(len(sites))
+        client, _ = store.peek(rows, seeds, self.carried.ledger[:, sites].T.reshape(-1))
+        shared = {leaf: self.params[leaf][seeds] for leaf in private}
+        values = trees.where(client.own.trained > 0, client.own.values, shared)
+        by_site = trees.map_tensors(lambda t: t.reshape(len(sites), count, *t.shape[1:]), values)
+        return {
+            self.job.data.sites[site]: trees.unstack(by_site, place)
+            for place, site in enumerate(sites.tolist())
+        }
+
+    @property
     def epsilon(self) -> float | None:
         """ε that is spent, of the site that told most; None without privacy."""
         privacy = self.job.privacy
@@ -228,6 +250,12 @@ def train(
         _check_uses(seeds, early_stop, checkpoint, joins, halves)
         job = replace(job, privacy=_planned(job, privacy, rounds, participation))
     algorithm.refuse(problem)
+    if early_stop is not None and problem.private:
+        msg = (
+            "early stopping goes back to a state of the server, but sites do not go back to their"
+            f" own values ({', '.join(problem.private)}); leave it out"
+        )
+        raise ValueError(msg)
     zeros = torch.zeros(len(seeds), dtype=torch.int64)
     run = Training(job, begin(job, start), 0, [], zeros, zeros, zeros, zeros)
     run.spent = torch.zeros(data.n_sites, dtype=torch.int64) if spent is None else spent
@@ -428,7 +456,7 @@ class _Loop:
         job = self.run.job
         if job.privacy is not None:
             return {}
-        return evaluate(job.problem, self.run.params, job.data, self.sample)
+        return evaluate(job.problem, self.run.params, job.data, self.sample, self.run.own)
 
     def _loss(self, figures: dict[str, Tensor]) -> Tensor:
         """Return the loss [S], 0 where it is not known."""

@@ -205,7 +205,8 @@ def run_fit(
     features = feature_table(fits[-1], cases[-1], same_data(fits, cases))
     if private is None and settings.round_counts == 1:
         facts["profiles"] = profiles(cases[-1].train, [f.name for f in features], settings.min_cell)
-    run = Run(settings, facts, features, fits[-1].ensemble(), standardiser, path)
+    own = {site: values["bias"][0] for site, values in fits[-1].own_of_ensembles().items()}
+    run = Run(settings, facts, features, fits[-1].ensemble(), standardiser, path, own)
     if run.effects:
         facts["results"]["covariates"] = [asdict(effect) for effect in run.effects]
     if path is not None:

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
+from fedsift import trees
 from fedsift.problems import Problem, curvature
 from fedsift.sites import SiteData
 from fedsift.trees import Tree
@@ -45,12 +46,14 @@ class Algorithm(ABC):
     States are NamedTuples of tensors. `Upload` is {group: (tree, weight)}; scalars travel in the
     tree. Class attributes: ``exchanges``, the message exchanges of a round in order;
     ``tracks_uploads``, True when a site's state must equal what the server received of it, so that
-    only lossless channels will do; ``only_mean``, why no other aggregation than the mean will do.
+    only lossless channels will do; ``only_mean``, why no other aggregation than the mean will do;
+    ``keeps_own``, True when sites can have values of their own (`Problem.private`).
     """
 
     exchanges: ClassVar[tuple[str, ...]] = ("round",)
     tracks_uploads: ClassVar[bool] = False
     only_mean: ClassVar[str | None] = None
+    keeps_own: ClassVar[bool] = False
     diverged: ClassVar[float] = 100.0
 
     rounds: int = 300
@@ -72,6 +75,13 @@ class Algorithm(ABC):
         Raises:
             ValueError: the text says why, and what to use.
         """
+        if problem.private and not self.keeps_own:
+            msg = (
+                f"{type(self).__name__} gives sites no values of their own"
+                f" ({', '.join(problem.private)}); use eflops, flops, fedavg, fedht or fediterht"
+                " with dense messages or error feedback, or leave them out"
+            )
+            raise ValueError(msg)
         size = getattr(self, "batch_size", None)
         if size is not None and not problem.decomposable:
             msg = (
@@ -138,15 +148,30 @@ class Algorithm(ABC):
         return None
 
 
+class Own(NamedTuple):
+    """A site's own values of the private leaves, and whether it has trained them: 0 or 1."""
+
+    values: Tree
+    trained: Tensor
+
+
 class SiteStep(NamedTuple):
-    """ClientState of methods with an automatic step: the site's curvature, 0 until measured."""
+    """ClientState of methods with local steps: the site's curvature, 0 until measured.
+
+    ``own``: () where the problem has no private leaves.
+    """
 
     curvature: Tensor
+    own: Own | tuple[()] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class LocalTraining(Algorithm):
     """Base of methods that take local gradient steps.
+
+    A site with values of its own (`Problem.private`) takes its steps from them, tells the changes
+    as of any other leaf, and goes on from where it ended, while the server's values follow the mean
+    of the changes: with equal steps they are the mean of the sites' own.
 
     Attributes:
         learning_rate: η; None for η_c = κ / max(L_c, L̄), with L_c the largest curvature of the
@@ -185,7 +210,42 @@ class LocalTraining(Algorithm):
         return exchange == "curvature"
 
     def client_init(self, problem: Problem, shared: Tree) -> SiteStep:
-        return SiteStep(torch.zeros(()))
+        if not problem.private:
+            return SiteStep(torch.zeros(()))
+        theta = trees.part(shared, "theta")
+        values = {leaf: torch.zeros_like(theta[leaf]) for leaf in problem.private}
+        return SiteStep(torch.zeros(()), Own(values, torch.zeros(())))
+
+    def at_site(self, theta: Tree, client: SiteStep) -> Tree:
+        """Return the server's parameters with the values of its own that a site has trained."""
+        if not client.own:
+            return theta
+        values, trained = client.own
+        shared = {leaf: theta[leaf] for leaf in values}
+        return {**theta, **trees.where(trained > 0, values, shared)}
+
+    def keep_own(
+        self,
+        problem: Problem,
+        client: SiteStep,
+        shared: Tree,
+        theta: Tree,
+        step: Tensor,
+        data: SiteData,
+    ) -> SiteStep:
+        """Return the state with the private leaves where H local steps of a site have ended.
+
+        The penalty λ/2n ‖a - b‖² of a site of n rows is met by a proximal step to the shared values
+        b: a ← b + (a - b) / (1 + H η_c λ/n). At rest F_c(a) = -λ/n (a - b).
+        """
+        if not client.own:
+            return client
+        rows = data.weight.sum().clamp(min=1e-30)
+        values = {}
+        for leaf, ridge in problem.private.items():
+            apart = theta[leaf] - shared[leaf]
+            values[leaf] = shared[leaf] + apart / (1.0 + self.local_steps * step * ridge / rows)
+        return client._replace(own=Own(values, torch.ones_like(client.own.trained)))
 
     def step_size(self, shared: Tree, client: SiteStep) -> Tensor:
         """Return η_c. The floor L̄ keeps a site with a flat loss (one class) from large steps."""
@@ -208,7 +268,8 @@ class LocalTraining(Algorithm):
         measured = curvature(problem.operators["loss"], params, batch, key, scaling)
         measured = measured.to(client.curvature.dtype)
         value = torch.maximum(measured, 0.5 * client.curvature)
-        return {"loss": ({"curvature": value}, data.share)}, SiteStep(value), {}
+        state = client._replace(curvature=value)
+        return {"loss": ({"curvature": value}, data.share)}, state, {}
 
     def back_off(self, server: Any) -> Any:
         return server._replace(step_scale=0.25 * server.step_scale)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -81,6 +81,8 @@ class EFLoPS(LocalTraining):
         gate_samples: R.
         schedule: how the constraint falls to ρ.
     """
+
+    keeps_own: ClassVar[bool] = True
 
     density: float
     gate_rate: float | None = None
@@ -171,7 +173,8 @@ class EFLoPS(LocalTraining):
         key: Tensor,
         exchange: str,
     ) -> tuple[Upload, SiteStep, Info]:
-        start, phi = trees.part(shared, "theta"), shared["phi"]
+        server, phi = trees.part(shared, "theta"), shared["phi"]
+        start = self.at_site(server, client)
         if exchange == "curvature":
             return self.gated_curvature(problem, start, phi, client, data, key)
         step = self.step_size(shared, client)
@@ -182,7 +185,8 @@ class EFLoPS(LocalTraining):
             multiplier=multiplier,
             inverse_step=1.0 / step,
         )
-        return {"loss": (upload, data.share)}, client, {}
+        after = self.keep_own(problem, client, server, theta, step, data)
+        return {"loss": (upload, data.share)}, after, {}
 
     def clear_parts(self) -> frozenset[str]:
         """In the first local step λ is a function of what the server sent."""

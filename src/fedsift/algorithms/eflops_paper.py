@@ -6,6 +6,7 @@ Source: E-FLoPS (arXiv 2607.00275), its sparse messages.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -32,6 +33,8 @@ class EFLoPSPaper(EFLoPS):
     Attributes:
         prune_start: the first round of sparse messages; dense ones before.
     """
+
+    keeps_own: ClassVar[bool] = False
 
     prune_start: int = 0
 

@@ -116,6 +116,8 @@ class FedEraser(FedAvg):
         norms: ‖U_t‖ of the rounds that are calibrated; there are as many rounds.
     """
 
+    keeps_own: ClassVar[bool] = False
+
     norms: tuple[float, ...] = ()
 
     def server_round(

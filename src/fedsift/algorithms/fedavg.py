@@ -7,7 +7,7 @@ learning"); the tuning phase that retrains the kept parameters (E-FLoPS, arXiv 2
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -41,6 +41,8 @@ class FedAvg(LocalTraining):
         density: ρ, the share of gates the solution keeps; 1 keeps all.
     """
 
+    keeps_own: ClassVar[bool] = True
+
     density: float = 1.0
 
     def server_init(self, problem: Problem, key: Tensor) -> ServerState:
@@ -61,7 +63,8 @@ class FedAvg(LocalTraining):
         key: Tensor,
         exchange: str,
     ) -> tuple[Upload, SiteStep, Info]:
-        start = trees.part(shared, "theta")
+        server = trees.part(shared, "theta")
+        start = self.at_site(server, client)
         if exchange == "curvature":
             return self.measure_curvature(
                 problem, start, client, data, key, self.scaling(problem, shared)
@@ -69,7 +72,8 @@ class FedAvg(LocalTraining):
         step = self.step_size(shared, client)
         theta = self.local_steps_from(problem, start, shared, data, step, key)
         change = trees.scale(trees.subtract(theta, start), 1.0 / step)
-        return {"loss": (trees.join(theta=change, inverse_step=1.0 / step), data.share)}, client, {}
+        after = self.keep_own(problem, client, server, theta, step, data)
+        return {"loss": (trees.join(theta=change, inverse_step=1.0 / step), data.share)}, after, {}
 
     def clear_parts(self) -> frozenset[str]:
         return frozenset({"inverse_step"})
@@ -169,12 +173,15 @@ class FedIterHT(FedHT):
         key: Tensor,
         exchange: str,
     ) -> tuple[Upload, SiteStep, Info]:
-        start = trees.part(shared, "theta")
+        server = trees.part(shared, "theta")
+        start = self.at_site(server, client)
         if exchange == "curvature":
             return self.measure_curvature(problem, start, client, data, key)
         step = self.step_size(shared, client)
         theta = self.local_steps_from(problem, start, shared, data, step, key)
-        return {"loss": (trees.join(model=theta), data.share)}, client, {}
+        after = self.keep_own(problem, client, server, theta, step, data)
+        told = {leaf: server[leaf] + theta[leaf] - start[leaf] for leaf in problem.private}
+        return {"loss": (trees.join(model={**theta, **told}), data.share)}, after, {}
 
     def refuse_privacy(self, level: str) -> str | None:
         models = "sites send whole models, and clipping would shrink them; use FedHT"

@@ -55,6 +55,7 @@ class OneShot(Algorithm):
 
     def refuse(self, problem: Problem) -> None:
         """Refuse what is no linear regression, too large to send, or has no solver installed."""
+        super().refuse(problem)
         check_abess()
         _refuse_other_outcomes(problem, "oneshot")
         d = problem.gates.size
@@ -122,6 +123,7 @@ class SolvedAtSite(OneShot):
 
     def refuse(self, problem: Problem) -> None:
         """Refuse what is no linear regression, or has no solver installed."""
+        super().refuse(problem)
         if self.solver == "abess":
             check_abess()
         _refuse_other_outcomes(problem, self.solver)

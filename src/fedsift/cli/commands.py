@@ -215,6 +215,14 @@ def predict(
             metavar="COLUMN",
         ),
     ] = None,
+    site: Annotated[
+        str | None,
+        typer.Option(
+            "--site",
+            help="Site of the rows, whose own intercept counts (--site-intercepts).",
+            metavar="NAME",
+        ),
+    ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file.")] = False,
 ) -> None:
     """Predict new rows with the model of a run.
@@ -228,7 +236,7 @@ def predict(
     from fedsift.exports import predictions, write_text
     from fedsift.runs import load_run
 
-    text = predictions(load_run(run), file, id_column)
+    text = predictions(load_run(run), file, id_column, site)
     if out is None:
         print(visible(text, lines=True) if sys.stdout.isatty() else text, end="")
     else:

@@ -85,7 +85,13 @@ def as_options(text: str) -> str:
     )
     text = re.sub(r"\b(features|density|splits)=([\d.]+)", r"--\1 \2", text)
     text = re.sub(r"\blocal_steps=(\d+)", r"--local-steps \1", text)
+    text = re.sub(r"\bsite_(intercepts|ridge)(?:='(\w+)')?", _site_option, text)
     return re.sub(r"\blearning_rate\b", "--learning-rate", text)
+
+
+def _site_option(found: re.Match[str]) -> str:
+    name, value = found.groups()
+    return f"--site-{name}" + (f" {value}" if value else "")
 
 
 def _raised_here(error: BaseException) -> bool:

@@ -344,6 +344,25 @@ class Request:
             metavar="HOW",
         ),
     ] = None
+    site_intercepts: Annotated[
+        str | None,
+        _option(
+            "--site-intercepts",
+            group=METHOD,
+            text="An intercept of each site, which stays there: own, random (drawn to the common "
+            "one).",
+            metavar="KIND",
+        ),
+    ] = None
+    site_ridge: Annotated[
+        float | None,
+        _option(
+            "--site-ridge",
+            group=METHOD,
+            text="How strongly random ones are drawn to it, in rows: 1.",
+            metavar="X",
+        ),
+    ] = None
     seed: Annotated[
         int | None,
         _option("--seed", group=TRAINING, text="First seed, splits too: 0.", metavar="N"),

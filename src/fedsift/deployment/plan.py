@@ -17,7 +17,7 @@ from fedsift.data.site_files import SiteFile, Small
 from fedsift.engines.flower import Policy
 from fedsift.methods import find_method
 from fedsift.private_fits import check_settings
-from fedsift.studies import Settings
+from fedsift.studies import NOT_DEPLOYED, Settings
 
 DEFAULTS: Mapping[str, Any] = {
     "rounds": 40,
@@ -101,6 +101,8 @@ class Plan(BaseModel):
         if self.covariates and self.settings.privacy is not None:
             msg = "sites tell the levels of covariates without noise; leave out one of the two"
             raise ValueError(msg)
+        if self.settings.site_intercepts is not None:
+            raise ValueError(NOT_DEPLOYED)
         method = find_method(self.settings.method)
         if method.rows != "federated":
             msg = (

@@ -171,7 +171,8 @@ class Programs:
         # Problems that differ in their start alone share a program.
         problem = job.problem
         same = (id(problem.operators), id(problem.project), problem.null_loss)
-        rules = (*same, job.algorithm, job.channel, job.aggregator)
+        own = tuple(problem.private.items())
+        rules = (*same, own, job.algorithm, job.channel, job.aggregator)
         name = (make.__name__, exchange, *options.values(), *rules)
         if name not in _FUSED:
             # One code object serves every algorithm, each with few shapes: allow for all of them.

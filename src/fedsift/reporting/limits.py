@@ -15,6 +15,9 @@ REMOTE = "The sites were real machines; that each told the truth was not checked
 UNSCORED = "No sample was held out: how well the model predicts is not known."
 SAME_SITES = """Samples held out came from the same sites at the same time. Another hospital,
 another device or a later year was not tried."""
+OWN = """Each site has an intercept of its own, with which its samples held out were scored. At
+another hospital the common one counts, and predictions are worse; how much,
+--validate leave-one-site-out says."""
 OF_SPLITS = """The scores are of the models of the splits, each of which chose its own features
 without the samples that it was scored on; the model reported is of all samples."""
 DRAWN = "The scores are of data sets drawn with a known answer, which real data do not have."
@@ -54,6 +57,8 @@ def _on_scores(run: Run) -> list[str]:
     if not any(name.startswith("test_") for name in run.results):
         return [UNSCORED]
     said = [SAME_SITES, DRAWN if "support_recovery" in run.results else OF_SPLITS, LOOKED]
+    if run.settings.site_intercepts is not None:
+        said.append(OWN)
     held_out = run.facts.get("held_out")
     if held_out is not None and held_out["rows"] < FEW:
         count = counted(held_out["rows"], "different sample")

@@ -149,6 +149,9 @@ def check_fit(path: Path) -> None:
     if facts["settings"].get("harmonise"):
         msg = "the rows of a harmonised fit depend on others of their site; fit anew without them"
         raise ValueError(msg)
+    if facts["settings"].get("site_intercepts"):
+        msg = "forgetting does not reach the intercepts that sites keep; fit anew without the rows"
+        raise ValueError(msg)
 
 
 def admit(ledger: Ledger, request: Request, run: Run, rows: RunRows, scope: Scope) -> None:

@@ -51,6 +51,7 @@ def check_settings(settings: Mapping[str, Any]) -> None:
         "splits=0 (scores)": settings["splits"] != 0,
         "no harmonise (means and deviations of a site)": settings["harmonise"] is not None,
         "validation='splits' (scores)": settings["validation"] != "splits",
+        "no intervals (sums of scores)": settings["intervals"] is not None,
         "standardise='row' or standardise='none' (means and deviations)": settings["standardise"]
         not in {"row", "none"},
         "a learning_rate (curvatures)": settings["learning_rate"] is None,

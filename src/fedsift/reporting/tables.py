@@ -6,7 +6,6 @@ import io
 from collections.abc import Mapping
 from typing import Any
 
-from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -14,9 +13,10 @@ from rich.text import Text
 from fedsift.data.errors import counted
 from fedsift.findings import Feature
 from fedsift.methods import METHODS
+from fedsift.reporting.intervals import intervals_table
 from fedsift.reporting.readable import readable
+from fedsift.reporting.rich_tables import searches, simple_table
 from fedsift.runs import Run
-from fedsift.studies import Settings
 from fedsift.visible import all_visible
 
 WIDTH = 100
@@ -46,6 +46,8 @@ def fit_report(run: Run) -> RenderableType:
     run = readable(run)
     parts: list[RenderableType] = [sentence(run)]
     parts += _what_is_chosen(run)
+    if "intervals" in run.results:
+        parts += [Text(), intervals_table(run)]
     scores = score_table(run)
     if scores is not None:
         parts += [Text(), scores]
@@ -379,11 +381,6 @@ def compare_report(facts: Mapping[str, Any]) -> Group:
     return Group(Text(head), Text(), table, Text(), Text("\n".join(notes)))
 
 
-def searches(settings: Settings) -> str:
-    """Return how many runs a search has, in words."""
-    return counted(settings.lanes, "seed" if settings.pfer is None else "half-sample")
-
-
 def traffic(results: Mapping[str, Any], runs: str) -> str:
     """Return the bytes sent by ``runs``, in words, beside those of whole models."""
     sent, dense = results["bytes_up"] + results["bytes_down"], results["bytes_dense"]
@@ -447,11 +444,6 @@ def caution(run: Run) -> str:
     if score["low"] <= majority[1]:
         return "The interval includes guessing: take the features as a lead, not as a finding."
     return ""
-
-
-def simple_table() -> Table:
-    """Return an empty table of the house style."""
-    return Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
 
 
 def _measure(results: Mapping[str, Any]) -> str | None:

@@ -75,7 +75,7 @@ def intervals_figure(run: Run) -> Figure:
         rows,
         axis_of(_unit(run), values, "{:.3g}".format),
         target=("no effect", 0.0),
-        legend=("95 %", "all together, 95 %") if split else (),
+        legend=("95 % interval", "all together, 95 %") if split else (),
     )
     last = "all together, 95 %" if split else "runs"
     head = ("feature", "effect", "95 % interval" if split else "least to largest", last)
@@ -90,7 +90,7 @@ def _marks(effect: Mapping[str, Any], *, split: bool) -> list[Mark]:
     if middle is None:
         return []
     marks = [Mark(middle, effect["low"], effect["high"])]
-    return [*marks, Mark(middle, effect["low_all"], effect["high_all"], 5)] if split else marks
+    return [*marks, Mark(middle, effect["low_all"], effect["high_all"], 1)] if split else marks
 
 
 def _name(effect: Mapping[str, Any]) -> str:

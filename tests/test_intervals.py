@@ -158,8 +158,9 @@ def test_the_command_line_says_why_there_are_none(tmp_path, capsys):
         rows = np.column_stack([own.y, np.where(own.y > 0, 1.0, -1.0), own.x[:, 2:]])
         paths.append(tmp_path / f"{site}.csv")
         np.savetxt(paths[-1], rows, delimiter=",", header="y,p,q,r,s,t", comments="")
-    asked = "--target y --features 1 --method lasso --splits 0 --tuning-rounds 3 --quiet"
+    asked = "--target y --features 1 --seeds 1 --splits 0 --rounds 9 --tuning-rounds 3 --quiet"
     command = ["fit", *map(str, paths), *asked.split(), "--out", str(tmp_path / "run"), "--json"]
+    command += ["--method", "fedavg"]
     assert main([*command, "--intervals", "split"]) == 3
     said = capsys.readouterr()
     assert json.loads(said.out)["intervals"]["effects"] == []

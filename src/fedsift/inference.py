@@ -241,13 +241,11 @@ def _by_row(outcome: ByRow, data: FederatedData, params: Tensor, inverse: Tensor
         """Return the outputs with that of the first class, which is 0 where there are several."""
         return torch.cat([torch.zeros_like(output[..., :1]), output], -1) if several else output
 
-    def slope(output: Tensor, target: Tensor) -> Tensor:
-        full = outcome.slope(whole(output).unsqueeze(0), target.unsqueeze(0))[0]
-        return full[-params.shape[1] :]
-
-    output = x @ params
-    slopes = torch.func.vmap(slope)(output, y)
-    curvatures = torch.func.vmap(torch.func.jacrev(slope))(output, y)
+    with torch.enable_grad():
+        output = (x @ params).requires_grad_()
+        slopes = outcome.slope(whole(output), y)[:, -params.shape[1] :]
+        rows = [torch.autograd.grad(s.sum(), output, retain_graph=True)[0] for s in slopes.T]
+    output, slopes, curvatures = output.detach(), slopes.detach(), torch.stack(rows, 1)
     if inverse is None:
         bent = torch.einsum("n,np,nq,nkl->pkql", weight, x, x, curvatures)
         return {

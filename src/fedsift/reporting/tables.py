@@ -271,14 +271,25 @@ def held_out_table(run: Run) -> Group:
 
 
 def _on_shift(told: Mapping[str, Any]) -> str:
-    """Return which sites are unlike the others."""
+    """Return which sites stand apart from the others."""
     if all(site["shifted"] is None for site in told["sites"].values()):
-        return "Too few sites or splits to tell whether a site is unlike the others."
+        return "Too few sites or splits to tell whether a site stands apart."
     rule = "its rows lose more by its absence than those of other sites by theirs (95 %)"
     if not told["shifted"]:
-        return f"No site is clearly unlike the others: of none it holds that {rule}."
-    names = ", ".join(told["shifted"])
-    return f"Unlike the others: {names}. A site is named if {rule}."
+        return f"No site stands apart: of none it holds that {rule}."
+    lines = [f"{name} stands apart: {_apart(told, name)}." for name in told["shifted"]]
+    return "\n".join([*lines, f"A site is named if {rule}."])
+
+
+def _apart(told: Mapping[str, Any], name: str) -> str:
+    """Return the score at a site that stands apart, beside the mean of the others'."""
+    scores = {site: found["score"] for site, found in told["sites"].items()}
+    own = scores.pop(name)
+    known = [score for score in scores.values() if score is not None]
+    shown = "{:.0%}" if told["measure"] == "accuracy" else "{:.2f}"
+    there, elsewhere = shown.format(own), shown.format(sum(known) / len(known))
+    what = MEASURES[f"test_{told['measure']}"]
+    return f"{what} {there} there, {elsewhere} at the others, held out in turn"
 
 
 def direction(run: Run, feature: Feature) -> str:

@@ -31,7 +31,8 @@ def drawn(seed: int, *, apart: bool) -> FederatedData:
 
 def told(seed: int, *, apart: bool) -> dict[str, Any]:
     run = fedsift.fit(drawn(seed, apart=apart), seed=seed, **KNOBS)
-    return run.results["sites_held_out"]
+    found: dict[str, Any] = run.results["sites_held_out"]
+    return found
 
 
 @pytest.mark.acceptance_long

@@ -49,7 +49,7 @@ def sandwich(data: FederatedData, scores: np.ndarray, bend: np.ndarray) -> np.nd
     for row, name in enumerate(zip(data.site_of_row.tolist(), data.rows, strict=True)):
         summed[names.index(name)] += scores[row]
     inverse = np.linalg.inv(bend)
-    return np.sqrt(np.diag(inverse @ summed.T @ summed @ inverse))
+    return np.asarray(np.sqrt(np.diag(inverse @ summed.T @ summed @ inverse)))
 
 
 def test_squares_are_least_squares_with_errors_of_hc3():
@@ -70,7 +70,8 @@ def test_a_likelihood_is_at_its_largest_and_has_the_corrected_sandwich(outcome):
     x, y = design(data)
 
     def mean(weights: np.ndarray) -> np.ndarray:
-        return 1 / (1 + np.exp(-x @ weights)) if outcome == "binary" else np.exp(x @ weights)
+        rise = np.exp(x @ weights)
+        return np.asarray(rise / (1 + rise) if outcome == "binary" else rise)
 
     def loss(weights: np.ndarray) -> float:
         score = x @ weights

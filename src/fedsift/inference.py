@@ -187,7 +187,8 @@ def _inverse(curvature: Tensor, names: Sequence[str]) -> Tensor:
             " ask for fewer features"
         )
         raise NotEstimableError(msg)
-    return unit.unsqueeze(1) * torch.linalg.inv(scaled) * unit
+    inverse: Tensor = unit.unsqueeze(1) * torch.linalg.inv(scaled) * unit
+    return inverse
 
 
 def score_sums(

@@ -58,8 +58,8 @@ def split_intervals(
     rows = standardiser.apply(second).select_features(names)
     try:
         found = estimate(rows, constants_of(rows, standardiser.target_scale))
-    except NotEstimableError as error:
-        return told | {"reason": str(error)}
+    except NotEstimableError as refused:
+        return told | {"reason": str(refused)}
     unit, outputs = _unit(standardiser, case.train), case.train.classes[1:]
     freedom = found.freedom if case.train.outcome == "regression" else float("inf")
     one = quantile(TAIL, freedom)

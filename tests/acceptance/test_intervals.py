@@ -1,9 +1,9 @@
 """How often intervals hold what they should: of a sample split, and of the rows that chose.
 
 120 rows at 4 sites, 120 features AR(1) with ρ = .5, of which 4 matter, with effects of ±.25 to
-noise of deviation 1, so that a choice often goes wrong. One half of the rows chooses five features. What
-an interval should hold is the projected effect Σ_SS⁻¹ Σ_S· w: that of the best model of the chosen
-features on all rows that there could be.
+noise of deviation 1, so that a choice often goes wrong. One half of the rows chooses five features.
+What an interval should hold is the projected effect Σ_SS⁻¹ Σ_S· w: that of the best model of the
+chosen features on all rows that there could be.
 """
 
 import numpy as np

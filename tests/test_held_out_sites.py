@@ -62,7 +62,11 @@ def test_a_site_unlike_the_others_is_named(odd, named):
     assert told["shifted"] == named
     score = told["sites"]["d"]["score"]
     assert score < 0 if named else score > 0.8
-    assert ("Unlike the others: d." in to_text(fit_report(run))) == bool(named)
+    text = to_text(fit_report(run))
+    others = [site["score"] for name, site in told["sites"].items() if name != "d"]
+    line = f"d stands apart: R² {score:.2f} there, {sum(others) / 5:.2f} at the others"
+    assert (line in text) == bool(named)
+    assert ("stands apart:" in text) == bool(named)
 
 
 def test_the_history_of_the_run_is_that_of_the_reported_fit(tmp_path):

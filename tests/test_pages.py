@@ -65,6 +65,7 @@ def practices() -> dict[str, Any]:
 
 GIVEN: Mapping[str, Callable[[], dict[str, Any]]] = {
     "error-control.md": lambda: {"data": drawn()},
+    "inference.md": lambda: {"data": drawn()},
     "privacy.md": lambda: {
         "data": drawn("binary"),
         "problem": fedsift.supervised(fedsift.linear(8), OUTCOMES["binary"]),

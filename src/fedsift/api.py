@@ -44,6 +44,7 @@ class Options(TypedDict, total=False):
 
     seed: int
     validation: Literal["splits", "leave-one-site-out"]
+    intervals: Literal["split", "ensemble"] | None
     test_fraction: float
     participation: float
     weights: Literal["samples", "uniform"]

@@ -112,7 +112,7 @@ def make_plan(
     Raises:
         ValueError: the settings cannot be met with such data.
     """
-    unseen = {"validation": "splits", "participation": 1.0}  # other sites may come
+    unseen = {"validation": "splits", "participation": 1.0, "intervals": None}  # others may come
     check_request(settings.model_copy(update=unseen), [settings.method], data)
     dictionary = Dictionary.of(data, **columns)
     algorithm = _algorithm(settings, dictionary)

@@ -52,6 +52,7 @@ def check_settings(settings: Mapping[str, Any]) -> None:
         "no harmonise (means and deviations of a site)": settings["harmonise"] is not None,
         "no site_intercepts (what follows them)": settings["site_intercepts"] is not None,
         "validation='splits' (scores)": settings["validation"] != "splits",
+        "no intervals (sums of scores)": settings["intervals"] is not None,
         "standardise='row' or standardise='none' (means and deviations)": settings["standardise"]
         not in {"row", "none"},
         "a learning_rate (curvatures)": settings["learning_rate"] is None,

@@ -44,6 +44,7 @@ from fedsift.decoys import How as DecoyKind
 from fedsift.engines import ENGINES, Plan
 from fedsift.engines.base import Job
 from fedsift.evaluation import OwnValues, evaluate, mean_measures
+from fedsift.inference import check_half
 from fedsift.methods import Messages, Method, find_method
 from fedsift.outcomes import make_outcome
 from fedsift.privacy import Privacy, check
@@ -82,6 +83,8 @@ class Settings(BaseModel):
     draws them to the common one by a penalty of the weight ``site_ridge``, in the units of
     ``ridge``, in the search as in the refit.
     ``validation`` "leave-one-site-out" fits without each site in turn, too, and scores it.
+    ``intervals`` "split" lets half of the rows choose features, too, and gives intervals of their
+    effects from the other half; "ensemble" tells the spread of effects over the runs.
     ``covariate_ridge`` is the weight of the penalty of covariates, in the units of ``ridge``, in
     the search as in the refit. With ``fdr`` or ``pfer`` the errors are controlled
     (docs/error-control.md): as many features are chosen as keep the expected share of false ones at
@@ -101,6 +104,7 @@ class Settings(BaseModel):
     seed: int = 0
     splits: int = Field(10, ge=0)
     validation: Literal["splits", "leave-one-site-out"] = "splits"
+    intervals: Literal["split", "ensemble"] | None = None
     test_fraction: float = Field(0.2, gt=0, lt=1)
     rounds: int | None = Field(None, ge=1)
     participation: float = Field(1.0, gt=0, allow_inf_nan=False)
@@ -157,6 +161,17 @@ class Settings(BaseModel):
                 "changes; use standardise='feature' with it"
             )
             raise ValueError(msg)
+        self._check_sites()
+        self._check_intervals()
+        times = self.hazard_times
+        if any(not a < b for a, b in pairwise((0.0, *times))) or math.inf in times:
+            msg = f"hazard_times are {times}; give rising times above 0"
+            raise ValueError(msg)
+        find_method(self.method)
+        assert self.engine in ENGINES  # noqa: S101
+        return self
+
+    def _check_sites(self) -> None:
         if self.site_intercepts != "random" and self.site_ridge != 1.0:
             msg = "site_ridge goes with site_intercepts='random' only; leave it out"
             raise ValueError(msg)
@@ -166,13 +181,24 @@ class Settings(BaseModel):
                 " to their intercepts of then; leave it out, or site_intercepts"
             )
             raise ValueError(msg)
-        times = self.hazard_times
-        if any(not a < b for a, b in pairwise((0.0, *times))) or math.inf in times:
-            msg = f"hazard_times are {times}; give rising times above 0"
+
+    def _check_intervals(self) -> None:
+        """Refuse intervals of what they do not hold for."""
+        if self.intervals == "split" and self.aggregation != "mean":
+            msg = (
+                f"intervals='split' adds up what sites say, and aggregation={self.aggregation!r} is"
+                " for sites that may say wrong things; leave one of the two out"
+            )
             raise ValueError(msg)
-        find_method(self.method)
-        assert self.engine in ENGINES  # noqa: S101
-        return self
+        if self.intervals == "split" and self.site_intercepts is not None:
+            msg = (
+                "intervals='split' are of a model with one intercept, and site_intercepts gives"
+                " every site its own; leave one of the two out"
+            )
+            raise ValueError(msg)
+        if self.intervals == "ensemble" and effective(self).seeds < 2:
+            msg = "one run has no spread: with intervals='ensemble' use several seeds, or 'split'"
+            raise ValueError(msg)
 
     def _check_control(self) -> None:
         """Refuse options of error control without it, and what it does not go with."""
@@ -398,6 +424,8 @@ def _check_kept(settings: Settings, methods: Sequence[str], data: FederatedData)
         ValueError: too many, or the error rate that is asked for cannot be kept with them.
     """
     kept = settings.kept(settings.gates(data))
+    if settings.intervals == "split":
+        check_half(data, settings.seed, 1 if settings.controlled else kept)
     if not settings.controlled:
         return kept
     alone = [name for name in methods if find_method(name).rows == "alone"]

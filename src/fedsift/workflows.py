@@ -23,6 +23,7 @@ from fedsift.evaluation import baseline_hazards
 from fedsift.findings import candidates, feature_table, method_figures, only_scores, same_data
 from fedsift.held_out import held_out
 from fedsift.held_out_sites import held_out_figures, site_cases
+from fedsift.intervals import ensemble_spread, half_case, split_intervals
 from fedsift.methods import find_method
 from fedsift.private_fits import described, promise, refuse
 from fedsift.profiles import profiles
@@ -178,6 +179,8 @@ def run_fit(
         results, fits = method_results(study, settings.method, cases)
         figures, held, held_fits = _sites_held_out(study, cases, fits)
         results |= figures
+        found, half, half_fits = _intervals(study, cases[-1], fits[-1])
+        results |= found
         few = settings.model_copy(update={"seeds": min(settings.seeds, BESIDE_SEEDS)})
         aside = Study(cases, few, path, tell)
         results["beside"] = {
@@ -210,7 +213,7 @@ def run_fit(
     if run.effects:
         facts["results"]["covariates"] = [asdict(effect) for effect in run.effects]
     if path is not None:
-        write_run(run, [*held_fits, *fits], [*held, *cases])
+        write_run(run, [*half_fits, *held_fits, *fits], [*half, *held, *cases])
     return run
 
 
@@ -251,6 +254,20 @@ def _sites_held_out(
         settings,
     )
     return {"sites_held_out": figures}, held, held_fits
+
+
+def _intervals(
+    study: Study, case: Case, fit: Fit
+) -> tuple[dict[str, Any], tuple[Case, ...], list[Fit]]:
+    """Return the intervals of effects, the case that they needed and its fit; of what is asked."""
+    settings = study.settings
+    if settings.intervals is None:
+        return {}, (), []
+    if settings.intervals == "ensemble":
+        return {"intervals": ensemble_spread(case, fit, settings)}, (), []
+    half, second = half_case(case, settings)
+    fits = study.fits(settings.method, [half])
+    return {"intervals": split_intervals(half, fits[0], second, settings)}, (half,), fits
 
 
 def baseline(
@@ -303,9 +320,10 @@ def run_compare(
         CheckpointError: a finished part is damaged, or of another request.
         CallbackError: a callback failed.
     """
-    if settings.validation != "splits":
-        msg = f"validation {settings.validation!r} is of one method; use it with fit"
-        raise ValueError(msg)
+    for name, usual in (("validation", "splits"), ("intervals", None)):
+        if (asked := getattr(settings, name)) != usual:
+            msg = f"{name} {asked!r} is of one method; use it with fit"
+            raise ValueError(msg)
     began = time.perf_counter()
     facts = _start(path, cases, settings, source, "compare", {"methods": list(methods)})
     if facts["status"] == "done":

@@ -147,6 +147,28 @@ def test_sites_held_out_and_in_their_own_units_are_the_simulators(tmp_path: Path
         assert far["sites"][name]["score"] == pytest.approx(site["score"], abs=1e-4)
 
 
+def test_intervals_are_the_simulators(tmp_path: Path) -> None:
+    """Sites deal their rows to halves by themselves, and tell sums of their scores."""
+    data = rows("binary", sizes=(25, 20, 30))
+    remote = connected(data, FakeGrid(nodes_of(data, tmp_path)))
+    knobs: Any = {"features": 2, "seeds": 1, "splits": 0, "rounds": 2, "tuning_rounds": 2}
+    knobs |= {"intervals": "split", "beside": ()}
+    far, near = (fit(where, **knobs).results["intervals"] for where in (remote, data))
+    assert far["rows"] == near["rows"]
+    assert far["reason"] == near["reason"]
+    for mine, theirs in zip(far["effects"], near["effects"], strict=True):
+        assert mine["name"] == theirs["name"]
+        for name in ("estimate", "error", "low_all"):
+            assert mine[name] == pytest.approx(theirs[name], abs=1e-5)
+
+
+def test_intervals_of_one_site_would_be_its_own(tmp_path: Path) -> None:
+    data = rows("binary", sizes=(25,))
+    remote = connected(data, FakeGrid(nodes_of(data, tmp_path)))
+    with pytest.raises(ValueError, match="let two sites take part"):
+        fit(remote, features=2, seeds=1, splits=0, standardise="none", intervals="split")
+
+
 def test_rows_cannot_be_pooled_or_standardised_by_one_site(tmp_path: Path) -> None:
     data = rows("binary", sizes=(9, 6))
     remote = connected(data, FakeGrid(nodes_of(data, tmp_path)))

@@ -372,6 +372,9 @@ def _study(
     reason = results.get("error_control", {}).get("reason")
     if reason is not None:
         lines.insert(0, f"no feature is chosen: {reason}")
+    reason = results.get("intervals", {}).get("reason")
+    if reason is not None:
+        lines.insert(0, f"no intervals: {reason}")
     _finish(results, text, json=request.json)
     if lines:
         typer.echo("\n".join(lines), err=True)

@@ -9,6 +9,7 @@ from typing import Any
 
 from fedsift.cli.output import plan
 from fedsift.data import Standardiser
+from fedsift.intervals import HALF
 from fedsift.methods import METHODS
 from fedsift.private_fits import promise
 from fedsift.reporting.tables import duration, promise_text, size
@@ -119,5 +120,6 @@ def work(
         held, splits = validation_cases(cases, settings)
         known = everything[methods[0]]
         known += [case.name for case in (*splits, *held) if case.name not in known]
+        known += [HALF] if settings.intervals == "split" else []
         everything |= {name: tested for name in BESIDE if name not in methods and tested}
     return everything

@@ -250,6 +250,16 @@ class Request:
             metavar="HOW",
         ),
     ] = None
+    intervals: Annotated[
+        str | None,
+        _option(
+            "--intervals",
+            group=METHOD,
+            text="Of effects: split (half of the rows chooses, the other gives them), or ensemble"
+            " (spread over the seeds).",
+            metavar="HOW",
+        ),
+    ] = None
     rounds: Annotated[
         int | None,
         _option(

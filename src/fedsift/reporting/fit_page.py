@@ -11,11 +11,12 @@ from fedsift.findings import Feature
 from fedsift.methods import METHODS
 from fedsift.reporting import fit_figures as figures
 from fedsift.reporting.commands import changed_settings, fit_command
+from fedsift.reporting.intervals import TITLES, intervals_figure
 from fedsift.reporting.limits import limits
 from fedsift.reporting.page import Block, Code, Figures, Page, Points, Section, Table, Words
 from fedsift.reporting.readable import readable
 from fedsift.reporting.rich_tables import blocks as table_blocks
-from fedsift.reporting.rich_tables import plain_table
+from fedsift.reporting.rich_tables import plain_table, searches
 from fedsift.reporting.tables import (
     alternatives_text,
     caution,
@@ -26,7 +27,6 @@ from fedsift.reporting.tables import (
     headline,
     held_out_table,
     score_table,
-    searches,
     sentence,
     size,
     traffic,
@@ -48,6 +48,7 @@ def fit_page(run: Run) -> Page:
     run = readable(run)
     sections = [
         _features(run),
+        _intervals(run),
         _values(run),
         _stability(run),
         _prediction(run),
@@ -131,6 +132,16 @@ def _features(run: Run) -> Section:
     if run.effects:
         blocks += table_blocks(covariate_table(run), "Covariates")
     return Section("features", "Chosen features", blocks)
+
+
+def _intervals(run: Run) -> Section | None:
+    told = run.results.get("intervals")
+    if told is None:
+        return None
+    title = TITLES[told["how"]]
+    if told["reason"] is not None:
+        return Section("intervals", title, [Words(f"There are none: {told['reason']}.")])
+    return Section("intervals", title, [Figures([intervals_figure(run)])])
 
 
 def _feature_row(run: Run, feature: Feature, *, splits: bool) -> list[str]:

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from fedsift.data.errors import counted
 from fedsift.reporting.advice import Facts, identity_column, sentences
-from fedsift.reporting.tables import simple_table
+from fedsift.reporting.rich_tables import simple_table
 
 
 def inspection_report(facts: Facts, following: str) -> RenderableType:

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from fedsift.data.errors import counted
-from fedsift.reporting.tables import simple_table
+from fedsift.reporting.rich_tables import simple_table
 
 STATES = {"fits": "fits", "note": "to know", "wrong": "DOES NOT FIT"}
 

@@ -18,7 +18,7 @@ from matplotlib.ticker import (
 )
 
 from fedsift.reporting.readable import readable
-from fedsift.reporting.tables import searches
+from fedsift.reporting.rich_tables import searches
 from fedsift.runs import Run
 from fedsift.sealed import write_atomic
 

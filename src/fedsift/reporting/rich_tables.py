@@ -1,12 +1,25 @@
-"""Tables of the terminal as tables of a page, so that both say the same."""
+"""Tables of the terminal, and the same as tables of a page, so that both say the same."""
 
 from __future__ import annotations
 
+from rich import box
 from rich.console import Group
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from fedsift.data.errors import counted
 from fedsift.reporting.page import Block, Table, Words
+from fedsift.studies import Settings
+
+
+def simple_table() -> RichTable:
+    """Return an empty table of the house style."""
+    return RichTable(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
+
+
+def searches(settings: Settings) -> str:
+    """Return how many runs a search has, in words."""
+    return counted(settings.lanes, "seed" if settings.pfer is None else "half-sample")
 
 
 def plain_table(caption: str, table: RichTable) -> Table:

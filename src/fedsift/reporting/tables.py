@@ -6,7 +6,6 @@ import io
 from collections.abc import Mapping
 from typing import Any
 
-from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -14,9 +13,10 @@ from rich.text import Text
 from fedsift.data.errors import counted
 from fedsift.findings import Feature
 from fedsift.methods import METHODS
+from fedsift.reporting.intervals import intervals_table
 from fedsift.reporting.readable import readable
+from fedsift.reporting.rich_tables import searches, simple_table
 from fedsift.runs import Run
-from fedsift.studies import Settings
 from fedsift.visible import all_visible
 
 WIDTH = 100
@@ -46,6 +46,8 @@ def fit_report(run: Run) -> RenderableType:
     run = readable(run)
     parts: list[RenderableType] = [sentence(run)]
     parts += _what_is_chosen(run)
+    if "intervals" in run.results:
+        parts += [Text(), intervals_table(run)]
     scores = score_table(run)
     if scores is not None:
         parts += [Text(), scores]
@@ -269,14 +271,25 @@ def held_out_table(run: Run) -> Group:
 
 
 def _on_shift(told: Mapping[str, Any]) -> str:
-    """Return which sites are unlike the others."""
+    """Return which sites stand apart from the others."""
     if all(site["shifted"] is None for site in told["sites"].values()):
-        return "Too few sites or splits to tell whether a site is unlike the others."
+        return "Too few sites or splits to tell whether a site stands apart."
     rule = "its rows lose more by its absence than those of other sites by theirs (95 %)"
     if not told["shifted"]:
-        return f"No site is clearly unlike the others: of none it holds that {rule}."
-    names = ", ".join(told["shifted"])
-    return f"Unlike the others: {names}. A site is named if {rule}."
+        return f"No site stands apart: of none it holds that {rule}."
+    lines = [f"{name} stands apart: {_apart(told, name)}." for name in told["shifted"]]
+    return "\n".join([*lines, f"A site is named if {rule}."])
+
+
+def _apart(told: Mapping[str, Any], name: str) -> str:
+    """Return the score at a site that stands apart, beside the mean of the others'."""
+    scores = {site: found["score"] for site, found in told["sites"].items()}
+    own = scores.pop(name)
+    known = [score for score in scores.values() if score is not None]
+    shown = "{:.0%}" if told["measure"] == "accuracy" else "{:.2f}"
+    there, elsewhere = shown.format(own), shown.format(sum(known) / len(known))
+    what = MEASURES[f"test_{told['measure']}"]
+    return f"{what} {there} there, {elsewhere} at the others, held out in turn"
 
 
 def direction(run: Run, feature: Feature) -> str:
@@ -379,11 +392,6 @@ def compare_report(facts: Mapping[str, Any]) -> Group:
     return Group(Text(head), Text(), table, Text(), Text("\n".join(notes)))
 
 
-def searches(settings: Settings) -> str:
-    """Return how many runs a search has, in words."""
-    return counted(settings.lanes, "seed" if settings.pfer is None else "half-sample")
-
-
 def traffic(results: Mapping[str, Any], runs: str) -> str:
     """Return the bytes sent by ``runs``, in words, beside those of whole models."""
     sent, dense = results["bytes_up"] + results["bytes_down"], results["bytes_dense"]
@@ -447,11 +455,6 @@ def caution(run: Run) -> str:
     if score["low"] <= majority[1]:
         return "The interval includes guessing: take the features as a lead, not as a finding."
     return ""
-
-
-def simple_table() -> Table:
-    """Return an empty table of the house style."""
-    return Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
 
 
 def _measure(results: Mapping[str, Any]) -> str | None:

@@ -156,6 +156,7 @@ def _facts(
         source = source | {"files": left}
     old = facts["results"].get("beside", {})
     results = facts["results"] | {"beside": _without_sites(old, scope, salt)}
+    results.pop("intervals", None)  # they counted what was forgotten
     shown: dict[str, Any] = {"held_out": None}
     if "profiles" in facts:
         shown["profiles"] = profiles(rest, features, facts["settings"]["min_cell"])

@@ -30,6 +30,7 @@ from fedsift.engines.flower.parts import (
 from fedsift.engines.flower.work import SiteWork
 from fedsift.evaluation import measure_sums, site_hazards
 from fedsift.forgetting import median_margin, remade
+from fedsift.inference import site_scores
 from fedsift.problems import Problem
 
 log = logging.getLogger(__name__)
@@ -76,6 +77,7 @@ class Site:
             "moments": self._moments,
             "margin": self._margin,
             "hazard": self._hazard,
+            "scores": self._scores,
             "evaluate": self._evaluate,
             "exchange": self._exchange,
             "end": self._end,
@@ -150,6 +152,13 @@ class Site:
         data, problem = self.rows(part.facts["data"]), self._problem(part.facts["problem"])
         hazard = site_hazards(problem, tensors_of(part), data, part.facts["times"])[0]
         return with_tensors({"kind": "hazard"}, {"hazard": hazard})
+
+    def _scores(self, part: Part) -> Part:
+        """Say the sums that intervals are made of."""
+        data, tensors = self.rows(part.facts["data"]), tensors_of(part)
+        constants, inverse = part.facts["constants"], tensors.get("inverse")
+        sums = site_scores(data, constants, tensors["params"], inverse)
+        return with_tensors({"kind": "scores"}, sums)
 
     def _evaluate(self, part: Part) -> Part:
         """Say the sums of the measures of each seed's parameters over the rows."""

@@ -60,9 +60,12 @@ class Run:
         results: dict[str, Any] = self.facts["results"]
         return results
 
-    def predict(self, x: ArrayLike, features: Sequence[str]) -> list[str] | list[float]:
+    def predict(
+        self, x: ArrayLike, features: Sequence[str]
+    ) -> list[str] | list[float] | list[list[int]]:
         """Return class names or values for rows [n, d] with these feature names, in original units.
 
+        Of labels: a list of K values 0 or 1 for each row.
         With ``harmonise`` the rows must be those of one site, for they are brought to its units.
 
         Raises:
@@ -72,14 +75,19 @@ class Run:
         output = self._output(x, features)
         prediction = make_outcome(self.facts["data"]["outcome"]).predict(output)
         classes = self.facts["data"]["classes"]
+        if prediction.ndim == 2:
+            labels: list[list[int]] = prediction.tolist()
+            return labels
         if classes:
             return [classes[code] for code in prediction.tolist()]
         values: list[float] = self.standardiser.target_to_units(prediction.double()).tolist()
         return values
 
     def predict_probability(self, x: ArrayLike, features: Sequence[str]) -> Tensor:
-        """Return the probability of each class, [n, K]."""
+        """Return the probability of each class, or of each label, [n, K]."""
         output = self._output(x, features)
+        if self.facts["data"]["outcome"] == "multilabel":
+            return torch.sigmoid(output)
         if output.shape[1] == 1:
             positive = torch.sigmoid(output[:, 0])
             return torch.stack([1 - positive, positive], 1)

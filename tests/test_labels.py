@@ -78,6 +78,14 @@ def test_one_label_is_a_binary_target_bit_for_bit() -> None:
     assert several.features == one.features
     for name in ("test_accuracy", "bytes_up", "bytes_down"):
         assert several.results[name] == one.results[name]
+    private: dict[str, Any] = {
+        "features": 2, "seeds": 1, "rounds": 2, "tuning_rounds": 2, "splits": 0,
+        "learning_rate": 0.1, "local_steps": 1, "standardise": "row", "weights": "uniform",
+        "privacy": fedsift.Privacy(clip=1.0, epsilon=5.0, delta=1e-5, level="sample"),
+    }  # fmt: skip
+    several, one = (fedsift.fit(rows, **private) for rows in (data, label(data, 0)))
+    assert bit_equal(several.params, one.params)
+    assert several.facts["data"]["unknown"] == {}
 
 
 def test_without_gates_each_label_is_fitted_as_if_alone() -> None:
@@ -224,7 +232,7 @@ def test_a_shared_gate_finds_weak_features_that_fits_of_single_labels_miss(seed:
     assert together > alone + 0.15
 
 
-def test_covariates_and_a_row_level_private_training() -> None:
+def test_a_covariate_has_a_coefficient_for_each_label() -> None:
     data = labels(120).with_covariates(["x9"])
     run = fedsift.fit(data, features=3, seeds=2, rounds=8, splits=0, tuning_rounds=8)
     assert {(effect.covariate, effect.output) for effect in run.effects} == {

@@ -24,9 +24,9 @@ from fedsift.trees import Tree
 class Batch(NamedTuple):
     """Rows of one site.
 
-    ``x`` [n, ...], ``y`` [n] or [n, K], ``weight`` [n] (0 for padding and for rows not drawn), ``key``: the
-    model's own randomness (dropout), an int64 scalar; ``row`` [n]: numbers of the rows at their
-    site, on which that depends too; None: in order.
+    ``x`` [n, ...], ``y`` [n] (of labels [n, K]), ``weight`` [n] (0 for padding and for rows not
+    drawn), ``key``: the model's own randomness (dropout), an int64 scalar; ``row`` [n]: numbers of
+    the rows at their site, on which that depends too; None: in order.
     """
 
     x: Tensor

@@ -27,7 +27,8 @@ def profiles(
     Returns:
         ``{"name": , "sites": {site: {class: group}}, "all": {class: group}}`` a feature, with group
         ``{"rows": , "mean": , "deviation": }``. The groups of labels are the rows that have each,
-        so that a row may be in several. A measured target is one class of its own name, and its groups have the ``correlation`` of feature and target, None where one is constant.
+        so that a row may be in several. A measured target is one class of its own name, and its
+        groups have the ``correlation`` of feature and target, None where one is constant.
     """
     kinds, kind_of_row = _kinds(data)
     remote = isinstance(data, RemoteData)

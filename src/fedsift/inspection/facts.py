@@ -47,7 +47,8 @@ def inspect_files(
 
     Args:
         paths: site files, as for `read_sites`.
-        target: column to predict, or several labels; without it columns that could be one are named.
+        target: column to predict, or several labels; without it columns that could be one are
+            named.
         site_column: column that names the site.
         id_column: column that names the person.
         weight_column: column of sample weights.

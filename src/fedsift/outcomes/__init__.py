@@ -1,7 +1,7 @@
 """Outcomes: what the target is, the loss of a prediction, and the measures of a fit.
 
-Every function works on the model's output, [n, K] (K = 1 but for classes and labels), and gives sums and
-counts, so that sites can add them up and never send a row.
+Every function works on the model's output, [n, K] (K = 1 but for classes and labels), and gives
+sums and counts, so that sites can add them up and never send a row.
 """
 
 from __future__ import annotations

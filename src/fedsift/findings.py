@@ -157,20 +157,19 @@ def label_scores(fits: Sequence[Fit], labels: Sequence[str], overlap: float) -> 
         known = [value for value in values if not math.isnan(value)]
         return t_interval(known, overlap).to_json() if known else None
 
-    by_label = {
-        name: {
-            "test_accuracy": told(means(f"accuracy_{k}")),
-            "test_cross_entropy": told(means(f"cross_entropy_{k}")),
-            "guessing_accuracy": sum(guesses(k)) / len(fits),
-        }
-        for k, name in enumerate(labels)
-    }
+    guessed = [sum(guesses(k)) / len(fits) for k in range(len(labels))]
     whole = ("cross_entropy", "hamming_loss", "subset_accuracy")
-    guessed = [row["guessing_accuracy"] for row in by_label.values()]
     return {
         **{f"test_{name}": told(means(name)) for name in whole},
         "guessing_accuracy": sum(guessed) / len(guessed),
-        "labels": by_label,
+        "labels": {
+            name: {
+                "test_accuracy": told(means(f"accuracy_{k}")),
+                "test_cross_entropy": told(means(f"cross_entropy_{k}")),
+                "guessing_accuracy": guessed[k],
+            }
+            for k, name in enumerate(labels)
+        },
     }
 
 

@@ -94,7 +94,7 @@ def target_name(target: str | Sequence[str]) -> str:
     if isinstance(target, str):
         return target
     odd = next((name for name in target if "," in name), None)
-    if odd is not None:
+    if odd is not None and len(target) > 1:
         raise DataError(f"the label '{odd}' has a comma in its name, which parts labels; rename it")
     return ",".join(target)
 

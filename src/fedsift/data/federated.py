@@ -105,7 +105,7 @@ class FederatedData:
     def from_arrays(
         cls,
         x: ArrayLike | Tensor,
-        y: Sequence[Label] | ArrayLike | Tensor,
+        y: Sequence[Label] | Sequence[Sequence[Label | None]] | ArrayLike | Tensor,
         *,
         sites: Sequence[object] | ArrayLike | Tensor | None = None,
         features: Sequence[str] | None = None,
@@ -139,7 +139,8 @@ class FederatedData:
             x = np.require(x, requirements="W")  # torch shares memory, and warns of what is fixed
         values = torch.as_tensor(x, dtype=torch.float32)
         count = len(values)
-        target, given_y = target_name(target), plain_values(y)
+        target = target_name(target)
+        given_y: list[Any] = plain_values(y)
         if time is not None:
             times = [float(value) for value in plain_values(time)]
             coded = Coded(code_survival(given_y, times, target), "survival", ())

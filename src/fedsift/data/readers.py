@@ -186,7 +186,8 @@ def _joined(
     else:
         features = list(dictionary.features)
         lost = columns_unplanned(tables.parts, {*features, *dictionary.taken})
-    y, kind, classes = _coded(tables, roles, outcome, dictionary and dictionary.classes)
+    planned = None if dictionary is None else dictionary.classes
+    y, kind, classes = _coded(tables, roles, outcome, planned)
     sites, ids = _sites(tables, roles.site), row_ids(tables, roles.id)
     _check_ids(tables, ids, sites)
     weight = row_weights(tables, roles.weight)

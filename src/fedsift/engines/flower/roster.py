@@ -90,9 +90,9 @@ def classes_of(said: Mapping[str, Mapping[str, Any]], outcome: str) -> tuple[str
     kinds = {site: facts["labels"]["kind"] for site, facts in said.items()}
     if "labels" in kinds.values():  # a site reads them as the plan says, and so do all
         told = [facts["labels"] for facts in said.values()]
-        names = tuple(told[0]["names"])
-        check_labels({name: {c for one in told for c in one["seen"][name]} for name in names})
-        return "multilabel", names
+        labels = tuple(told[0]["names"])
+        check_labels({name: {c for one in told for c in one["seen"][name]} for name in labels})
+        return "multilabel", labels
     number = outcome != "auto" and not has_classes(outcome)
     if number or (outcome == "auto" and "measured" in kinds.values()):
         odd = [site for site, kind in kinds.items() if kind == "text"]

@@ -144,7 +144,7 @@ class FederatedData:
         if time is not None:
             times = [float(value) for value in plain_values(time)]
             coded = Coded(code_survival(given_y, times, target), "survival", ())
-        elif outcome == "multilabel" or (given_y and isinstance(given_y[0], list)):
+        elif outcome == "multilabel" or (outcome == "auto" and _several(given_y)):
             coded = _labels(given_y, target)
             target = target_name(coded.classes)
         else:
@@ -435,6 +435,10 @@ class FederatedData:
             sites=tuple(name for name, size in zip(sites, sizes, strict=True) if size),
             offsets=(0, *np.cumsum([size for size in sizes if size]).tolist()),
         )
+
+
+def _several(y: Sequence[Any]) -> bool:
+    return bool(y) and isinstance(y[0], list)
 
 
 def _labels(y: Sequence[Any], target: str) -> Coded:

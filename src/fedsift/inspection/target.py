@@ -158,6 +158,7 @@ def limit(
         known = [samples - (count or 0) for count in target["unknown"].values()]
         pairs = list(zip(counts, known, strict=True))
         nats = sum(n / samples * nats_of_classes([yes, n - yes]) for yes, n in pairs)
+        nats = nats or nats_of_measured(SNR)  # counts that are too small to be told
     else:
         nats = nats_of_classes(counts) if sum(map(bool, counts)) > 1 else nats_of_measured(SNR)
     safe = max(1, most_features(samples // ROOM, total, nats))

@@ -39,6 +39,12 @@ def rows(
     elif outcome == "survival":
         time, seen = (-score / 4).exp(), normal(n, seed=seed + 2) > -0.5
         return FederatedData.from_arrays(x, seen, time=time, sites=site_names(sizes))
+    elif outcome == "multilabel":  # one of the second site's rows knows no label
+        other = 1.5 * x[:, 1] + x[:, 2] + 0.1 * normal(n, seed=seed + 3)
+        labels = torch.stack([score > 0, other > 0], 1).long()
+        labels[sizes[0], :], labels[::4, 1] = -1, -1
+        names = [[None if code < 0 else code for code in row] for row in labels.tolist()]
+        return FederatedData.from_arrays(x, names, sites=site_names(sizes), target=["a", "b"])
     elif outcome != "regression":
         cuts = torch.tensor([0.0] if outcome == "binary" else [-1.0, 1.0])
         y = torch.bucketize(score, cuts)
@@ -46,7 +52,7 @@ def rows(
 
 
 def linear_problem(data: FederatedData, dtype: torch.dtype = torch.float32) -> Problem:
-    outputs = len(data.classes) if data.outcome == "multiclass" else 1
+    outputs = len(data.classes) if data.outcome in {"multiclass", "multilabel"} else 1
     model = models.linear(data.n_features, outputs, dtype=dtype)
     return supervised(model, outcomes.OUTCOMES[data.outcome])
 

@@ -122,7 +122,8 @@ def write_run(*, fresh: bool) -> None:
 def write_rows(path: Path, options: Mapping[str, str]) -> None:
     """Write 24 rows of 8 genes of which two decide, with the columns that the options name.
 
-    The target is measured if it is called response, else ALL or AML. Ids go on from file to file.
+    The target is measured if it is called response, 0 or 1 where there are several, else ALL or
+    AML. Ids go on from file to file.
     """
     import polars as pl
 
@@ -138,6 +139,10 @@ def write_rows(path: Path, options: Mapping[str, str]) -> None:
     if "--target" in options:
         classes = np.where(score > 0, "ALL", "AML").tolist()
         table[options["--target"]] = score if options["--target"] == "response" else classes
+    if "," in options.get("--target", ""):
+        del table[options["--target"]]
+        for name in options["--target"].split(","):
+            table[name] = (score + rng.normal(0, 1.0, 24) > 0).astype(int)
     if options.get("--outcome") in COUNTS:
         table[options["--target"]] = rng.poisson(np.exp(1.0 + 0.5 * score))
     if "--event" in options:

@@ -25,6 +25,7 @@ CASES = {
     "multiclass": (normal(9, 3), torch.arange(9) % 3),
     "poisson": (normal(9, 1), torch.arange(9.0) % 4),
     "negative_binomial": (normal(9, 1), torch.arange(9.0) % 4),
+    "multilabel": (normal(9, 2), torch.arange(18).reshape(9, 2) % 3 - 1),
 }
 
 
@@ -40,12 +41,15 @@ def test_a_loss_is_the_negative_log_likelihood(name: str) -> None:
         # of dispersion α = 1: 1/α failures, the logit of a success is log(αμ)
         counts = torch.distributions.NegativeBinomial(1.0, logits=output[:, 0])
         expected = deviance(counts, y)
+    elif name == "multilabel":
+        each = torch.distributions.Bernoulli(logits=output).log_prob((y > 0).float())
+        expected = -(each * (y >= 0)).sum(1)
     elif name == "binary":
         expected = -torch.distributions.Bernoulli(logits=output[:, 0]).log_prob(y.float())
     else:
         expected = -torch.distributions.Categorical(logits=output).log_prob(y)
     torch.testing.assert_close(loss, expected)
-    assert loss.shape == y.shape
+    assert loss.shape == y.shape[:1]
 
 
 def deviance(fitted: torch.distributions.Distribution, y: torch.Tensor) -> torch.Tensor:

@@ -34,7 +34,8 @@ KINDS = {"coefficients": ".csv", "state_dict": ".safetensors", "onnx": ".onnx"}
 def predictions(run: Run, file: Path, id_column: str | None = None, site: str | None = None) -> str:
     """Return a CSV table: id, prediction, and the probability of each class.
 
-    ``site``: whose own intercept counts, as for `Run.predict`.
+    Of labels: id and the probability of each. ``site``: whose own intercept counts, as for
+    `Run.predict`.
     """
     data, source = run.facts["data"], run.facts["source"] or {}
     candidates = set(run.standardiser.candidates)
@@ -51,16 +52,17 @@ def predictions(run: Run, file: Path, id_column: str | None = None, site: str | 
     writer = csv.writer(text, lineterminator="\n")
     predicted = run.predict(rows.x, rows.features, site)
     classes: Sequence[str] = data["classes"]
-    survival = data["outcome"] == "survival"
-    what = "relative_risk" if survival else f"predicted_{data['target']}"
-    writer.writerow(["id", what, *(f"probability_{name}" for name in classes)])
+    what = {"survival": ["relative_risk"], "multilabel": []}.get(
+        data["outcome"], [f"predicted_{data['target']}"]
+    )
+    writer.writerow(["id", *what, *(f"probability_{name}" for name in classes)])
     chances = (
         run.predict_probability(rows.x, rows.features, site).tolist()
         if classes
         else [[]] * len(predicted)
     )
     for name, value, chance in zip(rows.rows, predicted, chances, strict=True):
-        writer.writerow([name, value, *(f"{p:.6g}" for p in chance)])
+        writer.writerow([name, *([value] if what else []), *(f"{p:.6g}" for p in chance)])
     return text.getvalue()
 
 
@@ -116,7 +118,9 @@ def _about(run: Run, kind: str) -> str:
         else "original units"
     )
     scale = (
-        f"log-odds of {data['classes'][1]}"
+        "log-odds of each label"
+        if data["outcome"] == "multilabel"
+        else f"log-odds of {data['classes'][1]}"
         if len(data["classes"]) == 2
         else "scores"
         if data["classes"]
@@ -151,7 +155,8 @@ def coefficients(run: Run) -> str:
     """Return a CSV table of coefficients, the intercept first."""
     names, slopes, intercepts = original_units(run)
     classes = run.facts["data"]["classes"]
-    heads = [f"coefficient_{name}" for name in classes] if len(classes) > 2 else ["coefficient"]
+    several = len(classes) > 2 or run.facts["data"]["outcome"] == "multilabel"
+    heads = [f"coefficient_{name}" for name in classes] if several else ["coefficient"]
     described = {f.name: f.description for f in run.features}
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -203,6 +208,8 @@ class LinearModule(nn.Module):
         if self.how != "none":
             rows = (rows - self.mean) * self.scale
         output = rows @ self.weight.T + self.bias
+        if self.outcome == "multilabel":
+            return torch.sigmoid(output).float()
         if not has_classes(self.outcome):
             values = output if self.outcome == "regression" else torch.exp(output)
             return (values * self.target[0] + self.target[1]).float()

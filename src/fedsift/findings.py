@@ -73,10 +73,15 @@ def method_figures(
         results[name] = sum(getattr(f, name) for f in fits)
     results["bytes_per_seed"] = (results["bytes_up"] + results["bytes_down"]) // settings.seeds
     tested = same_data(fits, cases)
+    table = feature_table(fits[-1], cases[-1], tested)
     results["features"] = [
         {"name": f.name, "inclusion_probability": f.inclusion_probability, "weight": f.weight}
-        for f in feature_table(fits[-1], cases[-1], tested)
+        for f in table
     ]
+    if cases[-1].train.outcome == "multilabel":
+        weights = label_weights(fits[-1], cases[-1], table)
+        rows = zip(results["features"], weights, strict=True)
+        results["features"] = [row | {"weights": own} for row, own in rows]
     results |= choice_figures(fits[-1], cases[-1], settings)
     if fits[-1].control:
         results["error_control"] = fits[-1].control
@@ -110,7 +115,9 @@ def scores(fits: Sequence[Fit], cases: Sequence[Case], min_cell: int) -> dict[st
         single = [float(f.scores[measure][: f.n_lanes].mean()) for f, *_ in tested]
         figures[f"test_{measure}"] = t_interval(ensemble, overlap).to_json()
         figures[f"single_seed_{measure}"] = t_interval(single, overlap).to_json()
-        if measure == "accuracy":
+        if tested[0][1].outcome == "multilabel":
+            figures |= label_scores([f for f, *_ in tested], tested[0][1].classes, overlap)
+        elif measure == "accuracy":
             guesses = [guessing(train, test) for _, train, test, _ in tested]
             figures["guessing_accuracy"] = sum(guesses) / len(guesses)
         if len(tested[0][0].support) > 1:
@@ -132,6 +139,47 @@ def scores(fits: Sequence[Fit], cases: Sequence[Case], min_cell: int) -> dict[st
             [together for _, together in known]
         ).to_json()
     return figures
+
+
+def label_scores(fits: Sequence[Fit], labels: Sequence[str], overlap: float) -> dict[str, Any]:
+    """Return the figures of several labels over test rows: of all, and by label.
+
+    Guessing says of each label what most test rows have.
+    """
+
+    def means(name: str) -> list[float]:
+        return [float(f.scores[name][f.n_lanes :].mean()) for f in fits]
+
+    def guesses(label: int) -> list[float]:
+        return [max(share, 1.0 - share) for share in means(f"prevalence_{label}")]
+
+    def told(values: Sequence[float]) -> dict[str, Any] | None:
+        known = [value for value in values if not math.isnan(value)]
+        return t_interval(known, overlap).to_json() if known else None
+
+    guessed = [sum(guesses(k)) / len(fits) for k in range(len(labels))]
+    whole = ("cross_entropy", "hamming_loss", "subset_accuracy")
+    return {
+        **{f"test_{name}": told(means(name)) for name in whole},
+        "guessing_accuracy": sum(guessed) / len(guessed),
+        "labels": {
+            name: {
+                "test_accuracy": told(means(f"accuracy_{k}")),
+                "test_cross_entropy": told(means(f"cross_entropy_{k}")),
+                "guessing_accuracy": guessed[k],
+            }
+            for k, name in enumerate(labels)
+        },
+    }
+
+
+def add_areas(results: dict[str, Any], found: dict[str, Any] | None) -> None:
+    """Add the areas under the ROC curves of labels, as `held_out` gives them, to their figures."""
+    if found is None or "macro_auc" not in found:
+        return
+    results["test_auc"] = found["macro_auc"]
+    for name, area in found["auc"].items():
+        results["labels"][name]["test_auc"] = area
 
 
 def guessing(train: FederatedData, test: FederatedData) -> float:
@@ -207,6 +255,14 @@ def feature_table(fit: Fit, case: Case, split_fits: Sequence[Fit]) -> tuple[Feat
             )
         )
     return tuple(sorted(rows, key=lambda f: (-f.inclusion_probability, -abs(f.weight))))
+
+
+def label_weights(fit: Fit, case: Case, features: Sequence[Feature]) -> list[dict[str, float]]:
+    """Return the weight of each feature for each label, per standard unit."""
+    weight = fit.ensembles()["weight"].mean(0)
+    places = {name: column for column, name in enumerate(case.train.features)}
+    columns = (weight[:, places[feature.name]].tolist() for feature in features)
+    return [dict(zip(case.train.classes, column, strict=True)) for column in columns]
 
 
 def choice_figures(fit: Fit, case: Case, settings: Settings) -> dict[str, Any]:

@@ -49,7 +49,8 @@ def held_out(
         ``rows``; ``groups``, by class (of two, the second; or the target's name): rows with
         neighbouring predictions, ``{"rows": , "predicted": mean, "observed": mean}``; ``by_site``:
         ``rows`` and the ``accuracy`` or ``rmse`` of sites with enough of them; for classes ``auc``
-        by class and ``confusion`` [true][predicted], None in rows with small counts.
+        by class and ``confusion`` [true][predicted], None in rows with small counts. Of labels
+        ``groups`` and ``auc`` are of the rows that know them, ``macro_auc`` the mean over labels.
     """
     scored = [
         _scored(fit, case, how)
@@ -61,7 +62,7 @@ def held_out(
     if scored[0].rows.outcome == "survival":  # times are not to be told, and a risk is no time
         return None
     once = _each_once(scored)
-    y = torch.cat([s.rows.y for s in once])
+    outcome, y = once[0].rows.outcome, torch.cat([s.rows.y for s in once])
     predicted = torch.cat([s.predicted for s in once])
     names = [s.rows.sites[code] for s in once for code in s.rows.site_of_row.tolist()]
     classes, target = scored[0].rows.classes, scored[0].rows.target
@@ -70,16 +71,33 @@ def held_out(
         error = (predicted[:, 0] - y.double()) ** 2
         by_site = _by_site(names, error, "rmse", max(min_cell, FEWEST))
         return {"rows": len(y), "groups": groups, "by_site": by_site}
+    least = max(min_cell, FEWEST)
+    if outcome == "multilabel":
+        known, right = y >= 0, (predicted > 0.5) == (y > 0)
+        some = known.any(1)
+        shares = (right & known).sum(1).double() / known.sum(1).clamp(min=1)
+        own = [name for name, one in zip(names, some.tolist(), strict=True) if one]
+        return {
+            "rows": len(y),
+            "groups": {
+                name: _groups(
+                    predicted[known[:, k], k], y[known[:, k], k].double(), least, min_cell
+                )
+                for k, name in enumerate(classes)
+            },
+            "by_site": _by_site(own, shares[some], "accuracy", least),
+            "auc": {name: _area(scored, [k]) for k, name in enumerate(classes)},
+            "macro_auc": _area(scored, range(len(classes))),
+        }
     shown = range(1, 2) if len(classes) == 2 else range(len(classes))
     right = (predicted.argmax(1) == y).double()
     return {
         "rows": len(y),
         "groups": {
-            classes[k]: _groups(predicted[:, k], (y == k).double(), max(min_cell, FEWEST), min_cell)
-            for k in shown
+            classes[k]: _groups(predicted[:, k], (y == k).double(), least, min_cell) for k in shown
         },
-        "by_site": _by_site(names, right, "accuracy", max(min_cell, FEWEST)),
-        "auc": {classes[k]: _area(scored, k) for k in shown},
+        "by_site": _by_site(names, right, "accuracy", least),
+        "auc": {classes[k]: _area(scored, [k]) for k in shown},
         "confusion": _confusion(y, predicted.argmax(1), len(classes), min_cell),
     }
 
@@ -92,6 +110,8 @@ def _scored(fit: Fit, case: Case, how: How) -> Scored:
     intercepts = [own[s]["bias"][0] if s in own else model["bias"] for s in case.test.sites]
     of_row = torch.stack(intercepts)[case.test.site_of_row]
     output = standardiser.apply(case.test).x @ slopes_of(model).T + of_row
+    if case.test.outcome == "multilabel":
+        return Scored(case, case.test, output.double().sigmoid())
     if case.test.classes:
         return Scored(case, case.test, class_logits(output.double()).softmax(-1))
     values = make_outcome(case.test.outcome).predict(output).double()
@@ -167,14 +187,23 @@ def _by_site(
     return found
 
 
-def _area(scored: Sequence[Scored], code: int) -> dict[str, Any] | None:
-    """Return the area under the ROC curve of a class, over the cases with rows of both kinds."""
+def _area(scored: Sequence[Scored], outputs: Sequence[int]) -> dict[str, Any] | None:
+    """Return the area under the ROC curve of a class, or label, or the mean of those of several.
+
+    Over the cases with rows of both kinds.
+    """
     areas = []
     for _, rows, predicted in scored:
-        own = (rows.y == code).double()
-        if 0 < float(own.sum()) < len(own):
-            score = predicted[:, code]
-            areas.append(float(auc(score, own, score, 1.0 - own)))
+        parts = []
+        for k in outputs:
+            label = rows.outcome == "multilabel"
+            known = rows.y[:, k] >= 0 if label else torch.ones(rows.n_samples, dtype=torch.bool)
+            own = (rows.y[known, k] > 0 if label else rows.y == k).double()
+            if 0 < float(own.sum()) < len(own):
+                score = predicted[known, k]
+                parts.append(float(auc(score, own, score, 1.0 - own)))
+        if len(parts) == len(outputs):
+            areas.append(sum(parts) / len(parts))
     if not areas:
         return None
     case = scored[0].case

@@ -96,7 +96,7 @@ def described(facts: Mapping[str, Any], privacy: Privacy) -> dict[str, Any]:
 
     The numbers of rows are public at level ``sample``, where neighbours have as many.
     """
-    kept: dict[str, Any] = {"fingerprint": None, "class_counts": {}, "notes": []}
+    kept: dict[str, Any] = {"fingerprint": None, "class_counts": {}, "unknown": {}, "notes": []}
     if privacy.level == "site":
         kept |= {"samples": None, "sites": dict.fromkeys(facts["sites"])}
     return {**facts, **kept}

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedsift import trees
 from fedsift.models import Model
-from fedsift.outcomes import Outcome
+from fedsift.outcomes import Multilabel, Outcome
 from fedsift.random import fold, normal
 from fedsift.sparsity import GateMap
 from fedsift.trees import Tree
@@ -24,9 +24,9 @@ from fedsift.trees import Tree
 class Batch(NamedTuple):
     """Rows of one site.
 
-    ``x`` [n, ...], ``y`` [n], ``weight`` [n] (0 for padding and for rows not drawn), ``key``: the
-    model's own randomness (dropout), an int64 scalar; ``row`` [n]: numbers of the rows at their
-    site, on which that depends too; None: in order.
+    ``x`` [n, ...], ``y`` [n] (of labels [n, K]), ``weight`` [n] (0 for padding and for rows not
+    drawn), ``key``: the model's own randomness (dropout), an int64 scalar; ``row`` [n]: numbers of
+    the rows at their site, on which that depends too; None: in order.
     """
 
     x: Tensor
@@ -179,8 +179,10 @@ def supervised(model: Model, outcome: Outcome) -> Problem:
 
     def apply(params: Tree, x: Tensor, key: Tensor | None) -> Tensor:
         output = model.apply(params, x, key)
-        if output.ndim != 2 or (output.shape[-1] > 1) != (outcome.name == "multiclass"):
-            needed = "[rows, classes]" if outcome.name == "multiclass" else "[rows, 1]"
+        width = outcome.n_labels if isinstance(outcome, Multilabel) else 1
+        wide = outcome.name == "multiclass"
+        if output.ndim != 2 or not (output.shape[-1] > 1 if wide else output.shape[-1] == width):
+            needed = "[rows, classes]" if wide else f"[rows, {width}]"
             msg = (
                 f"the model gives an output of shape {list(output.shape)}, "
                 f"a {outcome.name} target needs {needed}"

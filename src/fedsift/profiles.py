@@ -26,27 +26,27 @@ def profiles(
 
     Returns:
         ``{"name": , "sites": {site: {class: group}}, "all": {class: group}}`` a feature, with group
-        ``{"rows": , "mean": , "deviation": }``. A measured target is one class of its own name,
-        and its groups have the ``correlation`` of feature and target, None where one is constant.
+        ``{"rows": , "mean": , "deviation": }``. The groups of labels are the rows that have each,
+        so that a row may be in several. A measured target is one class of its own name, and its
+        groups have the ``correlation`` of feature and target, None where one is constant.
     """
-    kinds = data.classes or (data.target,)
+    kinds, kind_of_row = _kinds(data)
     remote = isinstance(data, RemoteData)
     if remote or data.n_sites > MOST_SITES or len(kinds) > MOST_CLASSES:
         return []
     places = {name: column for column, name in enumerate(data.features)}
-    codes = data.y if data.classes else torch.zeros(data.n_samples, dtype=torch.int64)
     least = max(LEAST, min_cell)
     found = []
     for name in features[:MOST_FEATURES]:
         column = places[name]
-        known = torch.ones_like(codes, dtype=torch.bool)
+        known = torch.ones(data.n_samples, dtype=torch.bool)
         if data.missing is not None:
             known = ~data.missing[:, column]
         x = data.x[:, column].double()
         sites: dict[str, Any] = {site: {} for site in data.sites}
         everyone = {}
-        for code, kind in enumerate(kinds):
-            members = known & (codes == code)
+        for kind, own in zip(kinds, kind_of_row.T, strict=True):
+            members = known & own
             hidden = 0
             for site, rows in zip(data.sites, data.slices, strict=True):
                 chosen = members[rows]
@@ -57,6 +57,15 @@ def profiles(
             everyone[kind] = _group(data, x[members], data.y[members], least) if fair else None
         found.append({"name": name, "sites": sites, "all": everyone})
     return found
+
+
+def _kinds(data: FederatedData) -> tuple[tuple[str, ...], Tensor]:
+    """Return names of kinds of rows, and whether a row is of each, bool [N, kinds]."""
+    if data.outcome == "multilabel":
+        return data.classes, data.y > 0
+    if not data.classes:
+        return (data.target,), torch.ones(data.n_samples, 1, dtype=torch.bool)
+    return data.classes, data.y.unsqueeze(1) == torch.arange(len(data.classes))
 
 
 def _group(data: FederatedData, x: Tensor, y: Tensor, least: int) -> dict[str, Any] | None:

@@ -68,9 +68,10 @@ class Run:
 
     def predict(
         self, x: ArrayLike, features: Sequence[str], site: str | None = None
-    ) -> list[str] | list[float]:
+    ) -> list[str] | list[float] | list[list[int]]:
         """Return class names or values for rows [n, d] with these feature names, in original units.
 
+        Of labels: a list of K values 0 or 1 for each row.
         With ``harmonise`` the rows must be those of one site, for they are brought to its units.
         ``site``: whose own intercept counts, with ``site_intercepts``; None: the common one.
 
@@ -82,6 +83,9 @@ class Run:
         output = self._output(x, features, site)
         prediction = make_outcome(self.facts["data"]["outcome"]).predict(output)
         classes = self.facts["data"]["classes"]
+        if prediction.ndim == 2:
+            labels: list[list[int]] = prediction.tolist()
+            return labels
         if classes:
             return [classes[code] for code in prediction.tolist()]
         values: list[float] = self.standardiser.target_to_units(prediction.double()).tolist()
@@ -90,8 +94,10 @@ class Run:
     def predict_probability(
         self, x: ArrayLike, features: Sequence[str], site: str | None = None
     ) -> Tensor:
-        """Return the probability of each class, [n, K]; ``site`` as for `predict`."""
+        """Return the probability of each class, or label, [n, K]; ``site`` as for `predict`."""
         output = self._output(x, features, site)
+        if self.facts["data"]["outcome"] == "multilabel":
+            return torch.sigmoid(output)
         if output.shape[1] == 1:
             positive = torch.sigmoid(output[:, 0])
             return torch.stack([1 - positive, positive], 1)

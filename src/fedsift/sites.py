@@ -15,7 +15,7 @@ class SiteData(NamedTuple):
     """Rows of one site, padded with rows of weight 0 where an engine batches sites.
 
     Attributes:
-        x: [n, ...]; y: [n]; weight: [n].
+        x: [n, ...]; y: [n], or [n, K] of labels; weight: [n].
         share: the site's weight in averages, its sample weight or 1.
         key: draws the batches; equal for all run seeds, so that seeds can share the products.
         role: [n] what each row is for (`FederatedData.role`), None where nothing is forgotten.

@@ -561,7 +561,7 @@ def _linear_problem(
     groups: tuple[tuple[int, ...], ...],
     constants: tuple[tuple[str, float], ...],
 ) -> Problem:
-    outputs = n_classes if name == "multiclass" else 1
+    outputs = n_classes if name in {"multiclass", "multilabel"} else 1
     if groups:
         model = models.grouped(grouping(n_features, groups), outputs)
     else:

@@ -20,7 +20,14 @@ from fedsift.checkpoints import AFRESH, DamagedError, StageCheckpoint
 from fedsift.data import FederatedData, RemoteData, Standardiser, split
 from fedsift.data.groups import Groups
 from fedsift.evaluation import baseline_hazards
-from fedsift.findings import candidates, feature_table, method_figures, only_scores, same_data
+from fedsift.findings import (
+    add_areas,
+    candidates,
+    feature_table,
+    method_figures,
+    only_scores,
+    same_data,
+)
 from fedsift.held_out import held_out
 from fedsift.held_out_sites import held_out_figures, site_cases
 from fedsift.intervals import ensemble_spread, half_case, split_intervals
@@ -188,12 +195,9 @@ def run_fit(
             for name in others
         }
     facts["plan"] |= fits[-1].plan
-    tested_fits = [f for f, c in zip(fits, cases, strict=True) if c.test is not None]
-    if tested_fits:
-        losses = [float(f.scores["loss"][f.n_lanes :].mean()) for f in tested_fits]
-        facts["held_out_loss"] = sum(losses) / len(losses)
-        if settings.round_counts == 1:  # groups are counted exactly
-            facts["held_out"] = held_out(fits, cases, settings.standardise, settings.min_cell)
+    facts |= _held_out(fits, cases, settings)
+    if "held_out" in facts:
+        add_areas(results, facts["held_out"])
     if private is not None:
         facts["privacy"] = fits[-1].privacy
         results |= {name: facts["privacy"][name] for name in ("epsilon", "delta")}
@@ -215,6 +219,18 @@ def run_fit(
     if path is not None:
         write_run(run, [*half_fits, *held_fits, *fits], [*half, *held, *cases])
     return run
+
+
+def _held_out(fits: Sequence[Fit], cases: Sequence[Case], settings: Settings) -> dict[str, Any]:
+    """Return the loss on test rows, and how they are told apart; nothing without test rows."""
+    tested = [f for f, c in zip(fits, cases, strict=True) if c.test is not None]
+    if not tested:
+        return {}
+    losses = [float(f.scores["loss"][f.n_lanes :].mean()) for f in tested]
+    facts: dict[str, Any] = {"held_out_loss": sum(losses) / len(losses)}
+    if settings.round_counts == 1:  # groups are counted exactly
+        facts["held_out"] = held_out(fits, cases, settings.standardise, settings.min_cell)
+    return facts
 
 
 def validation_cases(
@@ -441,18 +457,16 @@ def _data_facts(data: FederatedData, settings: Settings) -> dict[str, Any]:
         "sites": _counts(data.sites, data.sizes, settings),
         "outcome": data.outcome,
         "classes": list(data.classes),
-        "class_counts": _counts(data.classes, _class_sizes(data), settings),
+        "class_counts": _named_counts(data.class_sizes, settings),
+        "unknown": _named_counts(data.unknown, settings),
         "events": _counts(data.sites, events(data), settings) if data.outcome == "survival" else {},
         "target": data.target,
         "notes": [] if vague else list(data.notes),
     }
 
 
-def _class_sizes(data: FederatedData) -> list[int]:
-    if not data.classes:
-        return []
-    sizes: list[int] = torch.bincount(data.y, minlength=len(data.classes)).tolist()
-    return sizes
+def _named_counts(counts: Mapping[str, int], settings: Settings) -> dict[str, int | None]:
+    return _counts(list(counts), list(counts.values()), settings)
 
 
 def events(data: FederatedData) -> list[int]:

@@ -12,6 +12,7 @@ from flwr.app import Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedsift.data import FederatedData, RemoteData
+from fedsift.data.coding import labels_seen
 from fedsift.engines.flower import Policy
 from fedsift.engines.flower.apps import client_app
 from fedsift.engines.flower.node import Node, Source
@@ -110,6 +111,8 @@ def node(
         rows = data.site(name)
         kind = "text" if data.classes else "measured"
         labels = {"kind": kind, "names": list(data.classes)}
+        if data.outcome == "multilabel":
+            labels = labels_seen(rows.y, data.classes)
         covariates = {
             one.name: {"kind": "text" if one.levels else "measured", "names": list(one.levels)}
             for one in rows.covariates

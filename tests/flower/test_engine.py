@@ -202,8 +202,8 @@ def test_errors_are_controlled_as_by_the_simulator(control: dict[str, Any], tmp_
     assert far.results["bytes_up"] == near.results["bytes_up"]
 
 
-@pytest.mark.parametrize("outcome", ["negative_binomial", "survival"])
-def test_a_fit_of_counts_or_times_is_the_simulators(outcome: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("outcome", ["negative_binomial", "survival", "multilabel"])
+def test_a_fit_of_counts_times_or_labels_is_the_simulators(outcome: str, tmp_path: Path) -> None:
     """The null loss, the splits by event and the hazards at agreed times are asked of the sites."""
     data = rows(outcome, sizes=(9, 6, 8))
     remote = connected(data, FakeGrid(nodes_of(data, tmp_path)))
@@ -215,6 +215,11 @@ def test_a_fit_of_counts_or_times_is_the_simulators(outcome: str, tmp_path: Path
     far, near = fit(remote, **knobs), fit(data, **knobs)
     assert largest_gap(far.params, near.params) <= 1e-5
     assert far.standardiser.to_dict() == near.standardiser.to_dict()
+    if outcome == "multilabel":
+        for name, figures in near.results["labels"].items():
+            told = far.results["labels"][name]
+            assert told["test_accuracy"] == pytest.approx(figures["test_accuracy"], nan_ok=True)
+        assert far.facts["data"]["classes"] == ["a", "b"]
     if outcome == "survival":
         assert far.facts["data"]["events"] == near.facts["data"]["events"]
         for site, hazard in near.facts["baseline"]["sites"].items():

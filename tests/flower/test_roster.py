@@ -56,6 +56,24 @@ def test_site_files_are_what_read_sites_makes_of_them(tmp_path: Path) -> None:
             assert one.to_dict() == other.to_dict()
 
 
+def test_labels_are_read_at_the_sites_as_here(tmp_path: Path) -> None:
+    """Empty cells are labels that are not known; of each a site tells which values it has."""
+    files = files_of(rows("multilabel", sizes=(12, 7, 15)), tmp_path)
+    here = read_sites(files, ["a", "b"], id_column="id")
+    far = connected(files, plan_of(files, target="a,b"))
+    assert (far.outcome, far.classes, far.target) == (here.outcome, here.classes, here.target)
+    assert (far.sizes, far.features) == (here.sizes, here.features)
+    assert int((here.y < 0).sum()) > 0
+    for seed in (0, 1):
+        for mine, theirs in zip(split(far, seed), split(here, seed), strict=True):
+            assert (mine.sites, mine.sizes) == (theirs.sites, theirs.sizes)
+    said = SiteFile(files[0], "s", "a,b", id_column="id").describe()["labels"]
+    assert said["seen"] == {"a": [0, 1], "b": [-1, 0, 1]}
+    said["seen"] |= {"b": [-1, 1]}
+    with pytest.raises(DataError, match="the label 'b' is 1 in all rows of all sites; leave it"):
+        classes_of({"s": {"labels": said}}, "auto")
+
+
 def test_missing_values_are_filled_with_the_means_of_all_sites(tmp_path: Path) -> None:
     files = files_of(rows("binary", sizes=(12, 7, 15)), tmp_path)
     for file in files[:2]:

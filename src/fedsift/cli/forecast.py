@@ -9,6 +9,7 @@ from typing import Any
 
 from fedsift.cli.output import plan
 from fedsift.data import Standardiser
+from fedsift.data.coding import has_classes
 from fedsift.intervals import HALF
 from fedsift.methods import METHODS
 from fedsift.private_fits import promise
@@ -41,6 +42,7 @@ def forecast(
         **({} if settings.groups is None else {"gates": gates}),
         "sites": dict(zip(data.sites, data.sizes, strict=True)),
         "target": data.target,
+        "outcome": data.outcome,
         "classes": list(data.classes),
         "cases": [case.name for case in cases],
         "rounds": rounds,
@@ -74,11 +76,8 @@ def _timed(case: Case, settings: Settings) -> dict[str, tuple[float, float, floa
 
 def forecast_text(facts: Mapping[str, Any]) -> str:
     """Return the facts as lines for people."""
-    what = (
-        f"{facts['target']} ({' or '.join(facts['classes'])})"
-        if facts["classes"]
-        else facts["target"]
-    )
+    classes = facts["classes"] if has_classes(facts["outcome"]) else []
+    what = f"{facts['target']} ({' or '.join(classes)})" if classes else facts["target"]
     sites = ", ".join(f"{name} {count}" for name, count in list(facts["sites"].items())[:8])
     more = ", ..." if len(facts["sites"]) > 8 else ""
     cases = facts["cases"]

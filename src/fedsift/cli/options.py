@@ -77,7 +77,13 @@ class Request:
         ),
     ] = None
     target: Annotated[
-        str | None, _option("--target", group=FILES, text="Column to predict.", metavar="COLUMN")
+        str | None,
+        _option(
+            "--target",
+            group=FILES,
+            text="Column to predict; several yes/no ones with commas between: relapse,toxicity.",
+            metavar="COLUMN",
+        ),
     ] = None
     id_column: Annotated[
         str | None,
@@ -132,7 +138,7 @@ class Request:
         _option(
             "--outcome",
             group=FILES,
-            text="Kind of target: auto, regression, binary, multiclass, poisson, "
+            text="Kind of target: auto, regression, binary, multiclass, multilabel, poisson, "
             "negative_binomial, survival (with --time and --event).",
             metavar="KIND",
         ),
@@ -591,6 +597,8 @@ class Request:
         self._check_demo(given)
         if self.covariates is not None:
             given["covariates"] = self.covariate_names
+        if self.target is not None:
+            given["target"] = self._target()
         given |= survival
         given.pop("event", None)
         if self.groups is not None:
@@ -608,6 +616,14 @@ class Request:
         if not names:
             raise UsageError("--covariates names none; give columns with commas between: age,sex")
         return names
+
+    def _target(self) -> str | None:
+        """Return the target as the data name it: labels with commas and no blanks between."""
+        from fedsift.data.coding import target_columns, target_name
+
+        if self.target is None:
+            return self.event
+        return target_name(target_columns(self.target, self.outcome or "auto"))
 
     def _survival(self) -> dict[str, str]:
         """Return what the columns of a right-censored time mean for the source, if there are."""
@@ -655,7 +671,7 @@ class Request:
         data, settings = plan.data, plan.settings
         given: dict[str, Any] = {"method": method}
         given |= {f.name: getattr(self, f.name) for f in fields(self)}
-        given["target"] = self.target or self.event
+        given["target"] = self._target()
         planned = dict(settings) | {name: getattr(data, name) for name in _COLUMNS}
         for name in (*_COLUMNS, *type(settings).model_fields):
             if name not in {"knobs", "groups"} and given.get(name) is not None:

@@ -55,6 +55,8 @@ def known_results(
 
     measure = make_outcome(outcome).measure
     names = [f"test_{measure}", f"single_seed_{measure}"] if tested else []
+    if tested and outcome == "multilabel":
+        names += ["test_cross_entropy", "test_hamming_loss", "test_subset_accuracy"]
     names += ["support_recovery", "ensemble_support_recovery"] if synthetic else []
     names += ["epsilon", "delta"] if private else []
     names += ["bytes_up", "bytes_down", "bytes_dense", "bytes_per_seed", "seconds"]

@@ -10,7 +10,7 @@ import torch
 from fedsift.data.errors import DataError, counted, listed, nearest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from torch import Tensor
 
@@ -21,6 +21,8 @@ __all__ = [
     "Outcome",
     "as_number",
     "check_counts",
+    "check_labels",
+    "code_labels",
     "code_of",
     "code_survival",
     "code_target",
@@ -30,22 +32,38 @@ __all__ = [
     "is_count",
     "label_facts",
     "label_name",
+    "labels_seen",
+    "target_columns",
+    "target_name",
 ]
 
 Label = str | float | bool
-Outcome = Literal["regression", "binary", "multiclass", "poisson", "negative_binomial", "survival"]
+Outcome = Literal[
+    "regression", "binary", "multiclass", "multilabel", "poisson", "negative_binomial", "survival"
+]
 Asked = Literal[
-    "auto", "regression", "binary", "multiclass", "poisson", "negative_binomial", "survival"
+    "auto",
+    "regression",
+    "binary",
+    "multiclass",
+    "multilabel",
+    "poisson",
+    "negative_binomial",
+    "survival",
 ]
 
 _EVENTS = {"1": True, "true": True, "0": False, "false": False}
+_LABELS = _EVENTS | {"yes": True, "no": False}
 _MOST_CLASSES = 10
 _ENOUGH_ROWS = 4
 _LARGEST = torch.finfo(torch.float32).max
 
 
 class Coded(NamedTuple):
-    """A target as numbers: y [N], its outcome, the names of its classes (none for numbers)."""
+    """A target as numbers: y [N], its outcome, the names of its classes (none for numbers).
+
+    Of several labels y is [N, K], and the names are theirs.
+    """
 
     y: Tensor
     outcome: Outcome
@@ -65,6 +83,36 @@ def is_count(outcome: str) -> bool:
 def has_unit(outcome: str) -> bool:
     """Return whether a target of this outcome is divided by a unit that training rows tell."""
     return outcome == "regression" or is_count(outcome)
+
+
+def target_name(target: str | Sequence[str]) -> str:
+    """Return the name of a target, of several labels their names with commas between.
+
+    Raises:
+        DataError: a name has a comma in it.
+    """
+    if isinstance(target, str):
+        return target
+    odd = next((name for name in target if "," in name), None)
+    if odd is not None and len(target) > 1:
+        raise DataError(f"the label '{odd}' has a comma in its name, which parts labels; rename it")
+    return ",".join(target)
+
+
+def target_columns(target: str, outcome: str) -> tuple[str, ...]:
+    """Return the columns of a target: those of "a,b" where it is or may be several labels.
+
+    Raises:
+        DataError: a column is named twice, or none.
+    """
+    if outcome not in {"auto", "multilabel"} or (outcome == "auto" and "," not in target):
+        return (target,)
+    names = tuple(name.strip() for name in target.split(","))
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice or "" in names:
+        what = f"names '{twice[0]}' twice" if twice else "has no name between commas"
+        raise DataError(f"the target '{target}' {what}; name each label once")
+    return names
 
 
 def _row(index: int) -> str:
@@ -194,6 +242,61 @@ def code_survival(
         )
     signs = [1.0 if value else -1.0 for value in seen]
     return torch.tensor(signs) * torch.tensor(times, dtype=torch.float32)
+
+
+def code_labels(
+    columns: Sequence[Sequence[Label | None]],
+    names: Sequence[str],
+    where: Callable[[int], str] = _row,
+) -> Tensor:
+    """Return K labels of each row, int64 [N, K]: 1 or 0, -1 where it is not known.
+
+    Args:
+        columns: of each label N values: 1, true or yes; 0, false or no; None or NaN.
+        names: of the labels.
+        where: place of a row for messages.
+
+    Raises:
+        DataError: a value is another one.
+    """
+    coded = []
+    for name, values in zip(names, columns, strict=True):
+        codes = [_label_code(value) for value in values]
+        odd = [row for row, code in enumerate(codes) if code is None]
+        if odd:
+            raise DataError(
+                f"{where(odd[0])}: the label '{name}' is '{values[odd[0]]}', not 1 or yes, 0 or no,"
+                f" or empty where it is not known ({counted(len(odd), 'such row')}); write it so"
+            )
+        coded.append([code for code in codes if code is not None])
+    return torch.tensor(coded, dtype=torch.int64).T.contiguous()
+
+
+def _label_code(value: Label | None) -> int | None:
+    """Return 1, 0, -1 if it is not known, None for another value."""
+    if value is None or value != value:  # noqa: PLR0124  NaN
+        return -1
+    seen = _LABELS.get(str(value).strip().lower().removesuffix(".0"))
+    return None if seen is None else int(seen)
+
+
+def labels_seen(y: Tensor, names: Sequence[str]) -> dict[str, Any]:
+    """Return what one site may tell of its labels [n, K]: the codes that each has."""
+    seen = {name: sorted(set(codes)) for name, codes in zip(names, y.T.tolist(), strict=True)}
+    return {"kind": "labels", "names": list(names), "seen": seen}
+
+
+def check_labels(values: Mapping[str, Collection[int]]) -> None:
+    """Refuse a label that all rows which know it share, by the codes that each label has.
+
+    Raises:
+        DataError: the text names it.
+    """
+    for name, codes in values.items():
+        known = [code for code in (0, 1) if code in codes]
+        if len(known) < 2:
+            what = f"is {known[0]} in all rows" if known else "is not known in any row"
+            raise DataError(f"the label '{name}' {what} of all sites; leave it out")
 
 
 def check_counts(

@@ -27,7 +27,7 @@ class Roles:
 
     """
 
-    target: str
+    targets: tuple[str, ...]
     site: str | None = None
     id: str | None = None
     weight: str | None = None
@@ -38,7 +38,7 @@ class Roles:
     def __post_init__(self) -> None:
         """Refuse a column with two purposes."""
         lists = {"drop": self.drop, "covariates": self.covariates}
-        uses = list(self.named.items())
+        uses = [*self.uses]
         uses += [(use, name) for use, names in lists.items() for name in dict.fromkeys(names)]
         for column, count in Counter(column for _, column in uses).items():
             if count > 1:
@@ -48,21 +48,18 @@ class Roles:
                 )
 
     @property
-    def named(self) -> dict[str, str]:
-        """Column of each purpose that has one."""
-        purposes = {
-            "target": self.target,
-            "site": self.site,
-            "id": self.id,
-            "weight": self.weight,
-            "time": self.time,
-        }
-        return {purpose: column for purpose, column in purposes.items() if column is not None}
+    def uses(self) -> tuple[tuple[str, str], ...]:
+        """Purpose and name of each column that has one but for covariates, targets first."""
+        others = {"site": self.site, "id": self.id, "weight": self.weight, "time": self.time}
+        return (
+            *(("target", column) for column in self.targets),
+            *((purpose, column) for purpose, column in others.items() if column is not None),
+        )
 
     def check(self, tables: Sequence[Table]) -> None:
         """Refuse files without a column that was named."""
         for table in tables:
-            for purpose, column in self.named.items():
+            for purpose, column in self.uses:
                 table.require(column, purpose)
             for column in self.covariates:
                 table.require(column, "covariate")
@@ -75,7 +72,8 @@ class Roles:
 
     def features(self, table: Table) -> list[str]:
         """Return the columns of a table that are left."""
-        taken = {*self.named.values(), *self.drop, *self.covariates, *table.annotations}
+        own = {column for _, column in self.uses}
+        taken = {*own, *self.drop, *self.covariates, *table.annotations}
         return [column for column in table.frame.columns if column not in taken]
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from fedsift.data.coding import Outcome
+from fedsift.data.coding import Outcome, check_labels, has_classes, target_columns
 from fedsift.data.columns import Roles
 from fedsift.data.covariates import Covariate, columns_of
 from fedsift.data.errors import DataError, counted, listed
@@ -30,7 +30,8 @@ class Dictionary(BaseModel):
         target, id_column, site_column, weight_column, time_column, impute, separator: as for
             `read_sites`.
         outcome: kind of the target.
-        classes: its classes in order, of two the second is the positive one; none if measured.
+        classes: its classes in order, of two the second is the positive one, or its labels; none
+            if measured.
         drop: columns that sites are known to have, and the study leaves out.
         min_rows: rows that a site has at least.
         covariates: their levels in order, the first is what others are compared with; or
@@ -77,6 +78,17 @@ class Dictionary(BaseModel):
         if (self.outcome == "survival") != (self.time_column is not None):
             msg = "time_column is of survival, which needs it; give both or neither"
             raise ValueError(msg)
+        if self.outcome == "multilabel" and self.classes != self.roles.targets:
+            msg = (
+                f"the target is '{self.target}', and classes are {listed(self.classes)}; of labels"
+                " these are the same names"
+            )
+            raise ValueError(msg)
+        if self.outcome != "multilabel":
+            self._check_classes()
+        return self
+
+    def _check_classes(self) -> None:
         wanted = {"binary": "two", "multiclass": "two or more"}.get(self.outcome, "none")
         fits = {"none": not self.classes, "two": len(self.classes) == 2}
         if not fits.get(wanted, len(self.classes) > 1):
@@ -85,7 +97,6 @@ class Dictionary(BaseModel):
                 f" {len(self.classes)}; correct one of the two"
             )
             raise ValueError(msg)
-        return self
 
     @property
     def staying(self) -> tuple[Covariate, ...]:
@@ -99,7 +110,7 @@ class Dictionary(BaseModel):
     def roles(self) -> Roles:
         """What the columns that are not features are for; those to drop need not be there."""
         return Roles(
-            self.target,
+            target_columns(self.target, self.outcome),
             self.site_column,
             self.id_column,
             self.weight_column,
@@ -110,7 +121,8 @@ class Dictionary(BaseModel):
     @property
     def taken(self) -> set[str]:
         """The columns that are not features."""
-        return {*self.roles.named.values(), *self.covariates, *self.drop}
+        own = {column for _, column in self.roles.uses}
+        return {*own, *self.covariates, *self.drop}
 
     @classmethod
     def of(
@@ -198,8 +210,12 @@ class Dictionary(BaseModel):
                     f"site '{site}' has {counted(count, 'row')}, the plan asks for {self.min_rows}"
                     " at least (min_rows): leave the site out, or plan for fewer"
                 )
-        there = set(data.y.tolist())
-        empty = [name for code, name in enumerate(data.classes) if code not in there]
+        empty: list[str] = []
+        if data.outcome == "multilabel":
+            check_labels(dict(zip(data.classes, data.y.T.tolist(), strict=True)))
+        elif has_classes(data.outcome):
+            there = set(data.y.tolist())
+            empty = [name for code, name in enumerate(data.classes) if code not in there]
         what = f"the target '{data.target}'"
         start = data.n_candidates
         for covariate in data.covariates:

@@ -7,14 +7,24 @@ import json
 import math
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
 
-from fedsift.data.coding import Coded, Label, Outcome, code_survival, code_target
+from fedsift.data.coding import (
+    Coded,
+    Label,
+    Outcome,
+    check_labels,
+    code_labels,
+    code_survival,
+    code_target,
+    target_columns,
+    target_name,
+)
 from fedsift.data.covariates import Covariate, columns_of
-from fedsift.data.errors import DataError, counted, nearest
+from fedsift.data.errors import DataError, counted, listed, nearest
 from fedsift.data.grouping import Numbered, group_rows, plain_values, texts
 from fedsift.data.harmonise import Harmonise, check_table, own_units
 from fedsift.data.validation import check
@@ -28,6 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["FORGET", "HELD_OUT", "RETAIN", "FederatedData", "Outcome"]
 
 RETAIN, FORGET, HELD_OUT = 0, 1, 2
+UNNAMED = "target"  # of a target without a name
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -41,16 +52,19 @@ class FederatedData:
         x: tensor [N, ...], finite; [N, d] for tables; 0 where a value is missing. float32, or
             float64 where `fedsift.solve` needs every digit.
         y: tensor [N]: int64 codes 0 .. K-1 of ``classes``, or float32 values of other outcomes; of
-            survival the time, negative where the event was not seen.
+            survival the time, negative where the event was not seen. Of multilabel int64 [N, K]: 1,
+            0, or -1 where a label is not known.
         weight: float32 tensor [N] of sample weights, positive; ones when nothing else is known.
         offsets: C+1 row numbers; site c has the rows ``offsets[c]:offsets[c+1]``, at least one.
         sites: C distinct names.
         features: d distinct names, or empty where a row is not a list of features (images).
         rows: N ids. Rows of one id belong together (one patient) and are never split apart. A
             tuple, or a sequence that makes them when they are asked for.
-        outcome: "regression", "binary", "multiclass", "poisson", "negative_binomial" or "survival".
-        classes: K names in the order of the codes; empty for other outcomes.
-        target: name of the target.
+        outcome: "regression", "binary", "multiclass", "multilabel", "poisson", "negative_binomial"
+            or "survival".
+        classes: K names in the order of the codes, or of the labels of multilabel; empty for other
+            outcomes.
+        target: name of the target; of multilabel the labels with commas between.
         descriptions: text for a feature, where there is one.
         notes: what a reader should know, such as columns left out.
         missing: bool tensor [N, d], True where a table lacks a value, which `Standardiser` fills
@@ -91,13 +105,13 @@ class FederatedData:
     def from_arrays(
         cls,
         x: ArrayLike | Tensor,
-        y: Sequence[Label] | ArrayLike | Tensor,
+        y: Sequence[Label] | Sequence[Sequence[Label | None]] | ArrayLike | Tensor,
         *,
         sites: Sequence[object] | ArrayLike | Tensor | None = None,
         features: Sequence[str] | None = None,
         ids: Sequence[object] | ArrayLike | Tensor | None = None,
         outcome: str = "auto",
-        target: str = "target",
+        target: str | Sequence[str] = UNNAMED,
         weight: ArrayLike | Tensor | None = None,
         time: ArrayLike | Tensor | None = None,
     ) -> FederatedData:
@@ -105,13 +119,14 @@ class FederatedData:
 
         Args:
             x: numbers [N, ...]; stored as float32.
-            y: N numbers, strings or booleans.
+            y: N numbers, strings or booleans; or [N, K] labels, each 1, true or yes, 0, false or
+                no, and None or NaN where it is not known.
             sites: site of each row; None for one site called "site_1". Sites keep the order in
                 which they appear first, rows the order they have within their site.
             features: names of the columns of a table; None for "x0", "x1", ...
             ids: id of each row; None for "site:number", numbered from 1 within the site.
             outcome: as above, or "auto" (`code_target` says how).
-            target: name of the target.
+            target: name of the target, or names of the labels ("y0", "y1", ... where not given).
             weight: N positive sample weights; None for ones.
             time: N times until an event or the last sight; y is then whether it was seen, and the
                 outcome "survival".
@@ -124,11 +139,16 @@ class FederatedData:
             x = np.require(x, requirements="W")  # torch shares memory, and warns of what is fixed
         values = torch.as_tensor(x, dtype=torch.float32)
         count = len(values)
-        if time is None:
-            coded = code_target(plain_values(y), outcome, target)
-        else:
+        target = target_name(target)
+        given_y: list[Any] = plain_values(y)
+        if time is not None:
             times = [float(value) for value in plain_values(time)]
-            coded = Coded(code_survival(plain_values(y), times, target), "survival", ())
+            coded = Coded(code_survival(given_y, times, target), "survival", ())
+        elif outcome == "multilabel" or (outcome == "auto" and _several(given_y)):
+            coded = _labels(given_y, target)
+            target = target_name(coded.classes)
+        else:
+            coded = code_target(given_y, outcome, target)
         labels = ["site_1"] * count if sites is None else texts(sites)
         names_of_rows = [""] * count if ids is None else texts(ids)
         weights = torch.ones(count) if weight is None else torch.as_tensor(weight).float()
@@ -202,16 +222,38 @@ class FederatedData:
     def strata(self) -> Tensor:
         """Codes [N] of the kinds of rows that splits share out evenly.
 
-        The classes; of survival whether the event was seen; else one kind.
+        The classes; of labels how many of a row are 1; of survival whether the event was seen; else
+        one kind.
         """
         if self.outcome == "survival":
             return (self.y > 0).long()
+        if self.outcome == "multilabel":
+            return (self.y > 0).sum(1)
         return self.y if self.classes else torch.zeros(len(self.y), dtype=torch.int64)
+
+    @property
+    def class_sizes(self) -> dict[str, int]:
+        """Rows of each class, or with each label; none of other outcomes."""
+        if self.outcome == "multilabel":
+            return dict(zip(self.classes, (self.y > 0).sum(0).tolist(), strict=True))
+        if not self.classes:
+            return {}
+        sizes = torch.bincount(self.y, minlength=len(self.classes)).tolist()
+        return dict(zip(self.classes, sizes, strict=True))
+
+    @property
+    def unknown(self) -> dict[str, int]:
+        """Rows that do not know a label, by label; none of other outcomes."""
+        if self.outcome != "multilabel":
+            return {}
+        return dict(zip(self.classes, (self.y < 0).sum(0).tolist(), strict=True))
 
     @property
     def n_strata(self) -> int:
         """Number of such kinds."""
-        return 2 if self.outcome == "survival" else max(1, len(self.classes))
+        if self.outcome == "survival":
+            return 2
+        return max(1, len(self.classes) + (self.outcome == "multilabel"))
 
     @property
     def site_of_row(self) -> Tensor:
@@ -393,3 +435,24 @@ class FederatedData:
             sites=tuple(name for name, size in zip(sites, sizes, strict=True) if size),
             offsets=(0, *np.cumsum([size for size in sizes if size]).tolist()),
         )
+
+
+def _several(y: Sequence[Any]) -> bool:
+    return bool(y) and isinstance(y[0], list)
+
+
+def _labels(y: Sequence[Any], target: str) -> Coded:
+    """Return the labels of rows [N, K], or [N] of one; refuse what is none."""
+    rows = [row if isinstance(row, list) else [row] for row in y]
+    names = target_columns(target, "multilabel")
+    count = len(rows[0]) if rows else 0
+    if names == (UNNAMED,) and count > 1:
+        names = tuple(f"y{place}" for place in range(count))
+    if any(len(row) != len(names) for row in rows):
+        raise DataError(
+            f"y has rows of {counted(count, 'label')}, and the target has"
+            f" {counted(len(names), 'name')} ({listed(names)}); give one to each"
+        )
+    coded = code_labels([list(column) for column in zip(*rows, strict=True)], names)
+    check_labels(dict(zip(names, coded.T.tolist(), strict=True)))
+    return Coded(coded, "multilabel", names)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Self
 import numpy as np
 import torch
 
-from fedsift.data.coding import encode, has_classes
+from fedsift.data.coding import code_labels, encode, has_classes
 from fedsift.data.errors import DataError
 from fedsift.data.federated import FederatedData
 from fedsift.data.grouping import Numbered, Texts, plain_values, texts
@@ -121,7 +121,7 @@ class MappedWriter:
         Args:
             site: its name, another one each time.
             x: n rows of numbers [n, ...], the same kind of row at every site.
-            y: n numbers, or names of classes.
+            y: n numbers, or names of classes; or [n, K] labels, as `FederatedData.from_arrays`.
             weight: n positive sample weights; None for ones.
             ids: n ids, for all sites or for none; None for "site:number".
 
@@ -131,13 +131,10 @@ class MappedWriter:
         values = torch.as_tensor(x, dtype=torch.float32)
         if not self.features and values.ndim == 2:
             self.features = tuple(f"x{column}" for column in range(values.shape[1]))
-        labels = plain_values(y)
         try:
             part = FederatedData(
                 x=values,
-                y=torch.tensor(labels, dtype=torch.float32)
-                if not has_classes(self.outcome)
-                else encode(labels, self.classes, self.target),
+                y=self._coded(plain_values(y)),
                 weight=torch.ones(len(values))
                 if weight is None
                 else torch.as_tensor(weight).float(),
@@ -152,6 +149,13 @@ class MappedWriter:
         except (DataError, TypeError, ValueError) as error:
             raise DataError(f"site '{site}': {error}") from error
         self._append(part, ids=ids is not None)
+
+    def _coded(self, y: list[Any]) -> Tensor:
+        if self.outcome == "multilabel":
+            return code_labels([list(column) for column in zip(*y, strict=True)], self.classes)
+        if has_classes(self.outcome):
+            return encode(y, self.classes, self.target)
+        return torch.tensor(y, dtype=torch.float32)
 
     def __enter__(self) -> Self:
         self._partial.mkdir(parents=True)
@@ -172,11 +176,12 @@ class MappedWriter:
         """Write data that were checked."""
         shape = tuple(part.x.shape[1:])
         if not self._columns:
-            kinds = {**_TYPES, "y": "<i8" if has_classes(self.outcome) else "<f4"}
+            kinds = {**_TYPES, "y": "<f4" if part.y.is_floating_point() else "<i8"}
+            shapes = {"x": shape, "y": tuple(part.y.shape[1:])}
             names = ["x", "y", "weight"] + ["ids", "id_ends"] * ids
             for name in names:
                 path = self._partial / f"{name}.npy"
-                self._columns[name] = _Column(path, kinds[name], shape if name == "x" else ())
+                self._columns[name] = _Column(path, kinds[name], shapes.get(name, ()))
         before = self._columns["x"].shape
         if shape != before or ids != ("ids" in self._columns):
             change = f"rows of shape {shape}" if shape != before else "ids for some sites only"

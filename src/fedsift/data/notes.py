@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from fedsift.data.coding import has_classes
 from fedsift.data.duplicates import shared_rows
 from fedsift.data.errors import DataError, counted, listed
 
@@ -114,7 +115,7 @@ def notes_on_rows(values: np.ndarray, rows: Mapping[str, slice]) -> Iterator[str
 def notes_on_target(data: FederatedData) -> Iterator[str]:
     """Name sites with one class or no event, rare classes, and classes spelt almost alike.
 
-    Of a measured target: tell whether it looks like an id.
+    Of a measured target: tell whether it looks like an id; of labels, where they are not known.
     """
     if data.outcome == "regression":
         whole = bool((data.y == data.y.floor()).all())
@@ -135,7 +136,9 @@ def notes_on_target(data: FederatedData) -> Iterator[str]:
                 f"sites without an event of '{data.target}': {listed(none)}; they add nothing to"
                 " the choice of features"
             )
-    if not data.classes:
+    if data.outcome == "multilabel":
+        yield from _notes_on_labels(data)
+    if not has_classes(data.outcome):
         return
     single = [
         name
@@ -156,6 +159,19 @@ def notes_on_target(data: FederatedData) -> Iterator[str]:
     alike = [name for name in data.classes if shared[plain[name]] > 1]
     if alike:
         yield f"classes of '{data.target}' that differ in case or blanks only: {listed(alike)}"
+
+
+def _notes_on_labels(data: FederatedData) -> Iterator[str]:
+    gaps = [f"{name} ({count})" for name, count in data.unknown.items() if count]
+    if gaps:
+        yield (
+            f"rows that do not know a label count for the others: {', '.join(gaps)}; none is filled"
+        )
+    yes = (data.y > 0).sum(0)
+    fewer = torch.minimum(yes, (data.y == 0).sum(0)).tolist()
+    rare = [name for name, n in zip(data.classes, fewer, strict=True) if n <= _FEW_ROWS]
+    if rare and data.n_samples >= _MANY_ROWS:
+        yield f"labels of one value but for one or two rows: {listed(rare)}"
 
 
 def _named(names: Sequence[str], chosen: np.ndarray) -> list[str]:

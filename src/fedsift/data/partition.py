@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from fedsift.data.coding import has_classes
 from fedsift.data.errors import DataError, counted
 from fedsift.data.splitting import apportion
 from fedsift.random import fold, key, normal, uniform
@@ -56,7 +57,7 @@ def dirichlet_labels(data: FederatedData, n_sites: int, alpha: float, seed: int)
 
     """
     _check(data, n_sites)
-    if not data.classes:
+    if not has_classes(data.outcome):
         raise DataError(f"the target '{data.target}' has no classes to skew; use dirichlet_counts")
     rank = uniform(key(seed, "partition labels"), (data.n_samples,), torch.float64).numpy()
     site = np.empty(data.n_samples, dtype=np.int64)

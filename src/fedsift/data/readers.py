@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 
-from fedsift.data.coding import Coded, Label, code_survival, code_target, encode
+from fedsift.data.coding import (
+    Coded,
+    Label,
+    check_labels,
+    code_labels,
+    code_survival,
+    code_target,
+    encode,
+    target_columns,
+    target_name,
+)
 from fedsift.data.columns import Roles, check_stems, common_features
 from fedsift.data.covariates import code_covariates, columns_of, read_covariates
 from fedsift.data.errors import DataError, DataWarning, counted, listed, nearest
@@ -34,6 +44,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from fedsift.data.coding import Outcome
     from fedsift.data.covariates import Covariate
     from fedsift.data.dictionary import Dictionary
     from fedsift.data.tables import Table
@@ -43,7 +54,7 @@ __all__ = ["PredictionTable", "from_frame", "read_as", "read_sites", "read_table
 
 def read_sites(
     paths: str | Path | Sequence[str | Path],
-    target: str,
+    target: str | Sequence[str],
     *,
     site_column: str | None = None,
     id_column: str | None = None,
@@ -67,7 +78,8 @@ def read_sites(
         paths: CSV (.csv), TSV (.tsv, .tab, .txt), both also packed (.csv.gz), Parquet (.parquet)
             or AnnData (.h5ad) files; a folder stands for those in it. Without a site column a site
             has the name of its file, less the ending. Of AnnData the features are those of X.
-        target: column to predict.
+        target: column to predict; several, as a list or with commas between, are labels, each 1 or
+            yes, 0 or no, or empty where it is not known (outcome "multilabel").
         site_column: column that names the site.
         id_column: column that names the person; rows of one id stay together in splits. Without
             it a row is called "file:line".
@@ -79,7 +91,7 @@ def read_sites(
         impute: "mean" marks missing features, to be filled with the (weighted) mean of the training
             rows of all sites when `Standardiser` has seen these. None refuses missing values.
         outcome: "auto" (`code_target` says how it is inferred), "regression", "binary",
-            "multiclass", "poisson", "negative_binomial" or "survival".
+            "multiclass", "multilabel", "poisson", "negative_binomial" or "survival".
         drop: columns to leave out.
         covariates: columns that stay in the model whatever is chosen; text, and whole numbers with
             few different values, become levels (`fedsift.data.covariates`).
@@ -92,7 +104,8 @@ def read_sites(
     files = site_files(paths)
     check_stems(files)
     staying = tuple(dict.fromkeys(covariates))
-    roles = Roles(target, site_column, id_column, weight_column, tuple(drop), staying, time_column)
+    targets = target_columns(target_name(target), outcome if time_column is None else "survival")
+    roles = Roles(targets, site_column, id_column, weight_column, tuple(drop), staying, time_column)
     tables = Tables(tuple(load_table(path, separator) for path in files))
     return _joined(tables, roles, outcome, impute, features_in_common=features_in_common)
 
@@ -115,7 +128,7 @@ def read_as(paths: str | Path | Sequence[str | Path], dictionary: Dictionary) ->
 
 def from_frame(
     frame: Any,
-    target: str,
+    target: str | Sequence[str],
     *,
     site_column: str,
     id_column: str | None = None,
@@ -136,7 +149,7 @@ def from_frame(
 
     Args:
         frame: a polars DataFrame or LazyFrame, or a pandas DataFrame, whose index is not looked at.
-        target: column to predict.
+        target: column to predict, or several labels, as for `read_sites`.
         site_column: column that names the site.
         id_column: as the following for `read_sites`.
         weight_column: column of positive sample weights.
@@ -150,7 +163,8 @@ def from_frame(
         DataError: anything is wrong with the frame, in one line with row, column and value.
     """
     staying = tuple(dict.fromkeys(covariates))
-    roles = Roles(target, site_column, id_column, weight_column, tuple(drop), staying, time_column)
+    targets = target_columns(target_name(target), outcome if time_column is None else "survival")
+    roles = Roles(targets, site_column, id_column, weight_column, tuple(drop), staying, time_column)
     return _joined(Tables((table_of_frame(frame),)), roles, outcome, impute)
 
 
@@ -165,20 +179,15 @@ def _joined(
 ) -> FederatedData:
     """Return the rows of all tables, with notes, which are said as a warning to the user's line."""
     roles.check(tables.parts)
-    target, labels = roles.target, complete_labels(tables, roles.target)
+    target = target_name(roles.targets)
     if dictionary is None:
         features = common_features(tables.parts, roles, intersect=features_in_common)
         lost = columns_lost(tables.parts, roles, features)
     else:
         features = list(dictionary.features)
         lost = columns_unplanned(tables.parts, {*features, *dictionary.taken})
-    if roles.time is not None:
-        y, kind, classes = Coded(event_times(tables, target, roles.time), "survival", ())
-    elif dictionary is None or not dictionary.classes:
-        y, kind, classes = code_target(labels, outcome, target, tables.where)
-    else:
-        kind, classes = dictionary.outcome, dictionary.classes
-        y = encode(labels, classes, target, tables.where)
+    planned = None if dictionary is None else dictionary.classes
+    y, kind, classes = _coded(tables, roles, outcome, planned)
     sites, ids = _sites(tables, roles.site), row_ids(tables, roles.id)
     _check_ids(tables, ids, sites)
     weight = row_weights(tables, roles.weight)
@@ -217,6 +226,28 @@ def _joined(
     for note in notes:
         warnings.warn(note, DataWarning, stacklevel=3)
     return replace(data, notes=notes)
+
+
+def _coded(tables: Tables, roles: Roles, outcome: str, classes: tuple[str, ...] | None) -> Coded:
+    """Return the target as numbers; ``classes`` and outcome are those of a dictionary, if any."""
+    target, *others = roles.targets
+    if roles.time is not None:
+        return Coded(event_times(tables, target, roles.time), "survival", ())
+    if others or outcome == "multilabel":
+        y = read_labels(tables, roles.targets)
+        if classes is None:
+            check_labels(dict(zip(roles.targets, y.T.tolist(), strict=True)))
+        return Coded(y, "multilabel", roles.targets)
+    labels = complete_labels(tables, target)
+    if not classes:
+        return code_target(labels, outcome, target, tables.where)
+    kind: Outcome = "binary" if outcome == "binary" else "multiclass"
+    return Coded(encode(labels, classes, target, tables.where), kind, classes)
+
+
+def read_labels(tables: Tables, names: Sequence[str]) -> Tensor:
+    """Return several labels of each row as codes (`code_labels`), [N, K]."""
+    return code_labels([tables.labels(name) for name in names], names, tables.where)
 
 
 @dataclass(frozen=True, eq=False)

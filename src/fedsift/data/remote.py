@@ -88,7 +88,6 @@ class RemoteData(FederatedData):
         """
         there = {name: c for name, c in counts.items() if int(c["rows"].sum())}
         sizes = [int(c["rows"].sum()) for c in there.values()]
-        measured = not has_classes(like["outcome"])
         blocks = [torch.repeat_interleave(c["rows"].flatten()) for c in there.values()]
         each = [
             (c["weight"] / c["rows"].clamp(min=1)).flatten()[block]
@@ -97,11 +96,13 @@ class RemoteData(FederatedData):
         offsets = (0, *torch.tensor(sizes).cumsum(0).tolist())
         sites = tuple(there)
         block, kinds = torch.cat(blocks), max(1, len(like["classes"]))
-        survival = like["outcome"] == "survival"
-        kinds = 2 if survival else kinds
+        several, survival = (like["outcome"] == name for name in ("multilabel", "survival"))
+        kinds = 2 if survival else kinds + several
         with_roles = next(iter(there.values()))["rows"].ndim == 2
         y = block % kinds
-        if measured:
+        if several:  # as many labels that are 1, whichever they are
+            y = (torch.arange(kinds - 1) < y.unsqueeze(1)).long()
+        elif not has_classes(like["outcome"]):
             y = 2.0 * y - 1.0 if survival else torch.zeros(len(y))
         x = torch.zeros(1, len(like["features"])).expand(len(y), -1)
         missing = torch.zeros(1, 1, dtype=torch.bool).expand(x.shape) if like["missing"] else None
@@ -134,6 +135,16 @@ class RemoteData(FederatedData):
             site: block_counts(self, rows)
             for site, rows in zip(self.sites, self.slices, strict=True)
         }
+
+    @property
+    def class_sizes(self) -> dict[str, int]:
+        """Rows of each class; of each label sites tell none."""
+        return {} if self.outcome == "multilabel" else super().class_sizes
+
+    @property
+    def unknown(self) -> dict[str, int]:
+        """Nothing: sites do not tell it."""
+        return {}
 
     @property
     def way(self) -> Link:
@@ -320,8 +331,8 @@ class RemoteData(FederatedData):
 def block_counts(data: FederatedData, rows: slice) -> dict[str, Tensor]:
     """Return how many ``rows`` of each kind there are among some rows, and their ``weight``.
 
-    [K] by class, [2] without and with an event, [1] for a measured target; [3, K] by role and kind
-    where rows have roles.
+    [K] by class, [K + 1] by how many of K labels are 1, [2] without and with an event, [1] for a
+    measured target; [3, K] by role and kind where rows have roles.
     """
     codes, kinds = data.strata[rows], data.n_strata
     shape = (kinds,) if data.role is None else (3, kinds)

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 
-from fedsift.data.coding import check_counts, encode, has_classes, is_count, label_facts
+from fedsift.data.coding import (
+    check_counts,
+    encode,
+    has_classes,
+    is_count,
+    label_facts,
+    labels_seen,
+    target_columns,
+)
 from fedsift.data.columns import Roles
 from fedsift.data.covariates import (
     Covariate,
@@ -21,7 +29,13 @@ from fedsift.data.errors import DataError
 from fedsift.data.federated import FederatedData
 from fedsift.data.files import load_table
 from fedsift.data.missing import refuse_missing
-from fedsift.data.readers import complete_labels, event_times, row_ids, row_weights
+from fedsift.data.readers import (
+    complete_labels,
+    event_times,
+    read_labels,
+    row_ids,
+    row_weights,
+)
 from fedsift.data.tables import Tables
 
 if TYPE_CHECKING:
@@ -65,7 +79,8 @@ class SiteFile:
     def describe(self) -> dict[str, Any]:
         """Return what the server must know: the features' names, and what the target's values are.
 
-        Of classes and of a covariate's levels the names are told, of measured ones nothing.
+        Of classes and of a covariate's levels the names are told, of each of several labels the
+        values that there are, of measured ones nothing.
 
         Raises:
             DataError: the file cannot be used.
@@ -76,9 +91,13 @@ class SiteFile:
         if self.time_column is not None:
             event_times(tables, self.target, self.time_column)
             return {"features": features, "labels": {"kind": "measured", "names": []}}
+        if self.outcome == "multilabel" or len(self.targets) > 1:
+            labels = labels_seen(read_labels(tables, self.targets), self.targets)
+        else:
+            labels = label_facts(complete_labels(tables, self.target), self.outcome, self.target)
         return {
             "features": features,
-            "labels": label_facts(complete_labels(tables, self.target), self.outcome, self.target),
+            "labels": labels,
             "covariates": {
                 name: covariate_facts(tables.labels(name), name) for name in self.covariates
             },
@@ -102,6 +121,8 @@ class SiteFile:
         missing = torch.from_numpy(np.isnan(values))
         if self.time_column is not None:
             y = event_times(tables, self.target, self.time_column)
+        elif outcome == "multilabel":
+            y = read_labels(tables, classes)
         elif has_classes(outcome):
             y = encode(complete_labels(tables, self.target), classes, self.target, tables.where)
         else:
@@ -129,9 +150,15 @@ class SiteFile:
             raise DataError(f"{self.path.name}: fewer than {self.min_rows} rows")
         return replace(data, weight=data.weight * (self.min_rows / data.weight.sum()))
 
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """The columns of the target."""
+        timed = self.time_column is not None
+        return target_columns(self.target, "survival" if timed else self.outcome)
+
     def _open(self) -> tuple[Tables, list[str]]:
         roles = Roles(
-            self.target,
+            self.targets,
             None,
             self.id_column,
             self.weight_column,

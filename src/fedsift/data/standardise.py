@@ -290,7 +290,8 @@ def site_sums(
         x = _filled(_with_holes(data), data.features, fills).double()
         x = _rows_standardised(x, len(columns_of(data.covariates))) if how in _BY_ROW else x
         # Of times not even a sum is told.
-        y = torch.zeros_like(weight) if data.outcome == "survival" else data.y.double()
+        summed = data.outcome not in {"survival", "multilabel"}
+        y = data.y.double() if summed else torch.zeros_like(weight)
         if around is not None:
             x, y = (x - around["x"]).square(), (y - around["y"]).square()
         terms = {"weight": weight, "x": column * x, "y": weight * y}

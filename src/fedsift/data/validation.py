@@ -110,7 +110,14 @@ def _check_names(data: FederatedData) -> None:
 def _check_target(data: FederatedData) -> None:
     if data.outcome not in get_args(Outcome):
         raise DataError(f"outcome '{data.outcome}' is unknown; choose {listed(get_args(Outcome))}")
-    if not has_classes(data.outcome):
+    if data.outcome == "multilabel":
+        valid = (
+            data.y.dtype == torch.int64
+            and tuple(data.y.shape) == (len(data.x), len(data.classes))
+            and len(set(data.classes)) == len(data.classes) > 0
+            and -1 <= int(data.y.min()) <= int(data.y.max()) <= 1
+        )
+    elif not has_classes(data.outcome):
         valid = (
             data.y.dtype == torch.float32
             and bool(torch.isfinite(data.y).all())

@@ -7,7 +7,15 @@ import io
 from pathlib import Path
 
 from fedsift.data import FederatedData
+from fedsift.data.coding import target_columns
 from fedsift.sealed import write_atomic
+
+
+def _labels(rows: FederatedData) -> list[list[object]]:
+    """Return what stands in the columns of the target, one for each row."""
+    if rows.outcome == "multilabel":
+        return [["" if code < 0 else code for code in codes] for codes in rows.y.tolist()]
+    return [[rows.classes[y] if rows.classes else y] for y in rows.y.tolist()]
 
 
 def write_sites(data: FederatedData, folder: Path) -> list[Path]:
@@ -20,10 +28,10 @@ def write_sites(data: FederatedData, folder: Path) -> list[Path]:
         rows = data.site(site)
         table = io.StringIO()
         writer = csv.writer(table)
-        writer.writerow(["id", rows.target, *rows.features])
-        labels = [rows.classes[c] for c in rows.y.tolist()] if rows.classes else rows.y.tolist()
-        for name, label, values in zip(rows.rows, labels, rows.x.tolist(), strict=True):
-            writer.writerow([name, label, *map(repr, values)])
+        targets = target_columns(rows.target, rows.outcome)
+        writer.writerow(["id", *targets, *rows.features])
+        for name, labels, values in zip(rows.rows, _labels(rows), rows.x.tolist(), strict=True):
+            writer.writerow([name, *labels, *map(repr, values)])
         files.append(folder / f"{site}.csv")
         write_atomic(files[-1], table.getvalue().encode())
     return files

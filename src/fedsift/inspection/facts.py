@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedsift.data.coding import target_columns, target_name
 from fedsift.data.columns import Roles, check_stems
 from fedsift.data.duplicates import shared_rows
 from fedsift.data.errors import DataError, listed
@@ -28,7 +29,7 @@ _SHOWN = 5
 def inspect_files(
     paths: str | Path | Sequence[str | Path],
     *,
-    target: str | None = None,
+    target: str | Sequence[str] | None = None,
     site_column: str | None = None,
     id_column: str | None = None,
     weight_column: str | None = None,
@@ -46,7 +47,8 @@ def inspect_files(
 
     Args:
         paths: site files, as for `read_sites`.
-        target: column to predict; without it columns that could be one are named.
+        target: column to predict, or several labels; without it columns that could be one are
+            named.
         site_column: column that names the site.
         id_column: column that names the person.
         weight_column: column of sample weights.
@@ -70,10 +72,11 @@ def inspect_files(
     check_stems(files)
     tables = Tables(tuple(load_table(path, separator) for path in files))
     staying = tuple(dict.fromkeys(covariates))
-    roles = Roles(target or "", site_column, id_column, weight_column, tuple(drop), staying)
-    named = {p: c for p, c in roles.named.items() if c}
+    target = None if target is None else target_name(target)
+    targets = () if target is None else target_columns(target, outcome)
+    roles = Roles(targets, site_column, id_column, weight_column, tuple(drop), staying)
     for table in tables.parts:
-        for purpose, column in named.items():
+        for purpose, column in roles.uses:
             table.require(column, purpose)
         for column in staying:
             table.require(column, "covariate")
@@ -81,7 +84,7 @@ def inspect_files(
     cells = read_cells(tables, common)
     rows = _rows_of_sites(tables, site_column)
     large = {site: chosen for site, chosen in rows.items() if len(chosen) >= min_cell}
-    taken = {*named.values(), *staying}
+    taken = {*(column for _, column in roles.uses), *staying}
     told = None if target is None else target_facts(tables, target, outcome, rows, min_cell)
     facts: dict[str, Any] = {
         "samples": int(tables.starts[-1]),

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from fedsift.data.coding import as_number, code_of, label_name
-from fedsift.data.errors import counted, listed, nearest
+from fedsift.data.coding import as_number, code_labels, code_of, label_name
+from fedsift.data.errors import DataError, counted, listed, nearest
 from fedsift.data.files import load_table
 from fedsift.data.paths import site_name
 from fedsift.data.tables import Tables
@@ -81,6 +81,9 @@ def _rows(table: Table, dictionary: Dictionary) -> Iterator[Finding]:
 
 
 def _target(table: Table, dictionary: Dictionary) -> Iterator[Finding]:
+    if dictionary.outcome == "multilabel":
+        yield from _labels(table, dictionary)
+        return
     name, classes = dictionary.target, dictionary.classes
     if name not in table.frame.columns:
         yield _absent("target", name, table)
@@ -91,6 +94,22 @@ def _target(table: Table, dictionary: Dictionary) -> Iterator[Finding]:
         yield from _numbers("target", name, labels)
         return
     yield from _named("target", name, labels, classes, "class")
+
+
+def _labels(table: Table, dictionary: Dictionary) -> Iterator[Finding]:
+    """Look at the labels, which may be missing in some rows."""
+    for name in dictionary.classes:
+        if name not in table.frame.columns:
+            yield _absent("target", name, table)
+            continue
+        try:
+            coded = code_labels([table.labels(name)], [name], table.where)
+        except DataError as error:
+            yield Finding("target", "wrong", str(error))
+            continue
+        unknown = int((coded < 0).sum())
+        gaps = f", not known in {counted(unknown, 'row')}" if unknown else ""
+        yield Finding("target", "fits", f"{name}: a label{gaps}")
 
 
 def _features(table: Table, dictionary: Dictionary) -> Iterator[Finding]:
@@ -157,7 +176,7 @@ def _covariate(table: Table, covariate: Covariate, *, filled: bool) -> Iterator[
 
 
 def _others(table: Table, dictionary: Dictionary) -> Iterator[Finding]:
-    for what, name in dictionary.roles.named.items():
+    for what, name in dictionary.roles.uses:
         if what == "target":
             continue
         if name not in table.frame.columns:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedsift.data.coding import code_target
+from fedsift.data.coding import check_labels, code_labels, code_target, target_columns
 from fedsift.data.errors import DataError
 from fedsift.information import (
     fewest_samples,
@@ -17,7 +17,7 @@ from fedsift.information import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from fedsift.data.tables import Tables
     from fedsift.inspection.cells import Cells
@@ -38,8 +38,13 @@ def target_facts(
     """Return the outcome, the classes and their counts in all and by site, and what is wrong.
 
     ``problem`` is None, ``one value``, ``text`` (as many texts as rows, or nearly), ``mixed`` (text
-    among numbers) or ``unlike`` (another whole number in each row, as ids have).
+    among numbers) or ``unlike`` (another whole number in each row, as ids have). Of several labels
+    the counts are of rows where each is 1; ``unknown`` those that do not know it, and the problem
+    ``labels`` comes with a ``reason``.
     """
+    names = target_columns(target, outcome)
+    if outcome == "multilabel" or len(names) > 1:
+        return _labels(tables, names, target, rows, min_cell)
     labels = tables.labels(target)
     known = [row for row, label in enumerate(labels) if label is not None]
     present = [label for label in labels if label is not None]
@@ -65,6 +70,35 @@ def target_facts(
         "outcome": coded.outcome,
         "classes": _counts(codes, coded.classes, min_cell),
         "by_site": by_site,
+        "problem": None,
+    }
+
+
+def _labels(
+    tables: Tables,
+    names: Sequence[str],
+    target: str,
+    rows: Mapping[str, np.ndarray],
+    min_cell: int,
+) -> dict[str, Any]:
+    """Return the same of several labels."""
+    facts: dict[str, Any] = {"name": target, "outcome": "multilabel", "missing": 0}
+    try:
+        coded = code_labels([tables.labels(name) for name in names], names, tables.where)
+        check_labels(dict(zip(names, coded.T.tolist(), strict=True)))
+    except DataError as error:
+        nothing: dict[str, Any] = {"classes": {}, "by_site": {}, "unknown": {}}
+        return facts | nothing | {"outcome": None, "problem": "labels", "reason": str(error)}
+
+    def counts(codes: np.ndarray, code: int) -> dict[str, int | None]:
+        each = zip(names, (codes == code).sum(0).tolist(), strict=True)
+        return {name: count if count >= min_cell else None for name, count in each}
+
+    codes = coded.numpy()
+    return facts | {
+        "classes": counts(codes, 1),
+        "by_site": {site: counts(codes[chosen], 1) for site, chosen in rows.items()},
+        "unknown": counts(codes, -1),
         "problem": None,
     }
 
@@ -115,12 +149,18 @@ def limit(
     ``features`` asked for, or without a wish the most for which there are `ROOM` times as many rows
     as the bound; ``samples_needed`` for them by the bound; ``most_features`` by the bound alone,
     ``safe_features`` with `ROOM`; ``nats`` a sample tells at most. A measured target is supposed to
-    have the signal-to-noise ratio `SNR`.
+    have the signal-to-noise ratio `SNR`; labels tell their entropies together.
     """
     if target is None or target["outcome"] is None or not total:
         return None
     counts = [count or 0 for count in target["classes"].values()]
-    nats = nats_of_classes(counts) if sum(map(bool, counts)) > 1 else nats_of_measured(SNR)
+    if target["outcome"] == "multilabel":
+        known = [samples - (count or 0) for count in target["unknown"].values()]
+        pairs = list(zip(counts, known, strict=True))
+        nats = sum(n / samples * nats_of_classes([yes, n - yes]) for yes, n in pairs)
+        nats = nats or nats_of_measured(SNR)  # counts that are too small to be told
+    else:
+        nats = nats_of_classes(counts) if sum(map(bool, counts)) > 1 else nats_of_measured(SNR)
     safe = max(1, most_features(samples // ROOM, total, nats))
     wanted = min(safe if kept is None else kept, total)
     return {

@@ -1,7 +1,7 @@
 """Outcomes: what the target is, the loss of a prediction, and the measures of a fit.
 
-Every function works on the model's output, [n, K] (K = 1 but for classes), and gives sums and
-counts, so that sites can add them up and never send a row.
+Every function works on the model's output, [n, K] (K = 1 but for classes and labels), and gives
+sums and counts, so that sites can add them up and never send a row.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 from fedsift.outcomes.base import ByRow, Outcome, weighted_mean
 from fedsift.outcomes.counts import Counts, NegativeBinomial, Poisson
+from fedsift.outcomes.labels import Multilabel
 from fedsift.outcomes.survival import Cox
 from fedsift.outcomes.usual import Logistic, Softmax, Squared
 
@@ -21,6 +22,7 @@ __all__ = [
     "Counts",
     "Cox",
     "Logistic",
+    "Multilabel",
     "NegativeBinomial",
     "Outcome",
     "Poisson",
@@ -36,6 +38,7 @@ OUTCOMES: dict[str, ByRow] = {
     "multiclass": Softmax(),
     "poisson": Poisson(),
     "negative_binomial": NegativeBinomial(),
+    "multilabel": Multilabel(),
 }
 
 
@@ -44,13 +47,14 @@ def make_outcome(
 ) -> Outcome:
     """Return the outcome of a name.
 
-    ``n_classes`` matters for ``multiclass``; ``constants``: fields in the place of defaults, as
-    `Outcome.constants` gives them.
+    ``n_classes`` matters for ``multiclass``, and for ``multilabel``, whose labels it counts;
+    ``constants``: fields in the place of defaults, as `Outcome.constants` gives them.
 
     Raises:
         ValueError: there is none of that name.
     """
-    known: dict[str, Any] = {**OUTCOMES, "multiclass": Softmax(n_classes), "survival": Cox()}
+    several = {"multiclass": Softmax(n_classes), "multilabel": Multilabel(n_classes)}
+    known: dict[str, Any] = {**OUTCOMES, **several, "survival": Cox()}
     if name not in known:
         msg = f"no outcome {name!r}; use one of {', '.join(known)}"
         raise ValueError(msg)

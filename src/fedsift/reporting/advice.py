@@ -64,7 +64,9 @@ def _target(facts: Facts) -> Said:
         "unlike": f"The target {name} has another whole number in each row: is it an id? If it is"
         " measured, all is well.",
     }
-    if target["problem"] is not None:
+    if target["problem"] == "labels":
+        yield f"The target cannot be read: {target['reason']}.", True
+    elif target["problem"] is not None:
         yield said[target["problem"]], True
     if target["missing"]:
         yield (
@@ -74,9 +76,23 @@ def _target(facts: Facts) -> Said:
             ),
             True,
         )
+    if target["outcome"] == "multilabel":
+        yield from _labels(target, facts["samples"])
+        return
     counts = [count for count in target["classes"].values() if count is not None]
     if counts and max(counts) > 9 * min(counts):
         yield "One class has less than a ninth of the largest; its score will be rough.", True
+
+
+def _labels(target: Mapping[str, Any], samples: int) -> Said:
+    yes = ", ".join(f"{name} {count or 'few'}" for name, count in target["classes"].items())
+    yield f"The target has {counted(len(target['classes']), 'label')}, 1 in: {yes}.", False
+    unknown = [f"{name} {count}" for name, count in target["unknown"].items() if count]
+    if unknown:
+        yield f"Rows that do not know a label count for the others: {', '.join(unknown)}.", False
+    rare = [name for name, count in target["classes"].items() if count and 10 * count < samples]
+    if rare:
+        yield f"Labels that are 1 in less than a tenth of the rows: {listed(rare)}.", True
 
 
 def _limit(facts: Facts) -> Said:
@@ -103,7 +119,7 @@ def _sites(facts: Facts) -> Said:
     sites, target = facts["sites"], facts["target"]
     if len(sites) == 1:
         yield "There is one site: give one file a site, or say --site-column.", True
-    by_site = target["by_site"] if target else {}
+    by_site = target["by_site"] if target and target["outcome"] != "multilabel" else {}
     single = [s for s, counts in by_site.items() if _is_single(counts)]
     if single:
         yield (

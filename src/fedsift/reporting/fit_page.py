@@ -18,6 +18,7 @@ from fedsift.reporting.readable import readable
 from fedsift.reporting.rich_tables import blocks as table_blocks
 from fedsift.reporting.rich_tables import plain_table, searches
 from fedsift.reporting.tables import (
+    MOST_LABELS,
     alternatives_text,
     caution,
     control_text,
@@ -26,10 +27,13 @@ from fedsift.reporting.tables import (
     group_table,
     headline,
     held_out_table,
+    label_table,
     score_table,
     sentence,
     size,
+    target_words,
     traffic,
+    weights_by_label,
 )
 from fedsift.runs import Run
 from fedsift.unlearning.audit import read_audit
@@ -61,7 +65,7 @@ def fit_page(run: Run) -> Page:
     ]
     warning = caution(run)
     return Page(
-        title=f"What predicts {run.facts['data']['target']}",
+        title=f"What predicts {target_words(run.facts['data'])}",
         subtitle=f"fedsift report of a fit with {run.settings.method}",
         summary=sentence(run).plain,
         facts=_facts(run),
@@ -95,17 +99,17 @@ def _features(run: Run) -> Section:
     if not run.features:
         return Section("features", "Chosen features", [Words("No feature was chosen."), *how])
     splits = any(f.split_frequency is not None for f in run.features)
+    labels = _labels(run)
     head = [
         "feature",
         "chosen by seeds",
         "95 % interval",
         *(["chosen in splits"] if splits else []),
-        "more of it speaks for",
-        "coefficient",
-        "95 % interval",
+        *(labels or ("more of it speaks for", "coefficient", "95 % interval")),
     ]
     rows = [_feature_row(run, feature, splits=splits) for feature in run.features[:MOST_FEATURES]]
-    numbers = frozenset({1, 2, *({3} if splits else ()), len(head) - 2, len(head) - 1})
+    numbers = frozenset({1, 2, *({3} if splits else ()), *range(len(head) - 2, len(head))})
+    numbers |= frozenset(range(len(head) - len(labels), len(head)))
     caption = "Chosen features, most often chosen first"
     if len(run.features) > MOST_FEATURES:
         caption += f"; {len(run.features) - MOST_FEATURES} more in features.csv"
@@ -117,8 +121,12 @@ def _features(run: Run) -> Section:
         Words(
             f"Chosen by seeds: the share of {runs} that chose the feature."
             + (" Chosen in splits: the same with other samples left out." if splits else "")
-            + " Coefficients are per standard unit, of the chosen features refitted together; their"
-            " intervals are over the seeds that chose the feature."
+            + " Coefficients are per standard unit, of the chosen features refitted together; "
+            + (
+                "each label has its own."
+                if labels
+                else "their intervals are over the seeds that chose the feature."
+            )
         )
     )
     if run.facts["candidates"]:
@@ -150,14 +158,19 @@ def _feature_row(run: Run, feature: Feature, *, splits: bool) -> list[str]:
     often = feature.split_frequency
     ends: tuple[float | None, float | None] = (feature.weight_low, feature.weight_high)
     known = all(end is not None and not math.isnan(end) for end in ends)
+    weights = [
+        direction(run, feature),
+        f"{feature.weight:+.2f}",
+        f"{ends[0]:+.2f} to {ends[1]:+.2f}" if known else "–",
+    ]
+    if _labels(run):
+        weights = [f"{weight:+.2f}" for weight in weights_by_label(run, feature).values()]
     return [
         f"{feature.name}  {feature.description}".strip(),
         f"{share:.0%}",
         f"{low:.0%} to {high:.0%}",
         *([] if not splits else ["–" if often is None else f"{often:.0%}"]),
-        direction(run, feature),
-        f"{feature.weight:+.2f}",
-        f"{ends[0]:+.2f} to {ends[1]:+.2f}" if known else "–",
+        *weights,
     ]
 
 
@@ -166,7 +179,8 @@ def _values(run: Run) -> Section:
     least = max(3, run.settings.min_cell)
     by_name = {feature.name: feature for feature in run.features}
     shown = [p for p in found if p["name"] in by_name][:MOST_PROFILES]
-    title = "Values by class and site" if run.facts["data"]["classes"] else "Values by site"
+    kinds = "label" if _labels(run) else "class"
+    title = f"Values by {kinds} and site" if run.facts["data"]["classes"] else "Values by site"
     if not shown:
         why = _why_no_values(run)
         return Section("values", title, [Words(why)] if why else [])
@@ -231,6 +245,8 @@ def _prediction(run: Run) -> Section:
         text = "No sample was held out, so nothing is known of how well the model predicts."
         return Section("prediction", title, [Words(text, caution=True)])
     blocks: list[Block] = [plain_table("Scores on samples held out", table)]
+    if "labels" in run.results:
+        blocks += table_blocks(label_table(run), "Scores by label")
     found = run.facts.get("held_out")
     if found is None:
         blocks.append(Words(_why_no_groups(run)))
@@ -251,6 +267,12 @@ def _prediction(run: Run) -> Section:
     if "confusion" in found:
         blocks.append(_confusion(found["confusion"], run.facts["data"]["classes"]))
     return Section("prediction", title, blocks)
+
+
+def _labels(run: Run) -> list[str]:
+    """Return the labels that are shown one by one, none of other outcomes."""
+    data = run.facts["data"]
+    return data["classes"][:MOST_LABELS] if data["outcome"] == "multilabel" else []
 
 
 def _timed(run: Run) -> bool:

@@ -40,7 +40,7 @@ def next_command(
         guess = facts["candidates"]
         said["--target"] = guess[0] if len(guess) == 1 else "COLUMN"
         return _joined(words, said, left_out)
-    if target["problem"] in {"one value", "text"}:
+    if target["problem"] in {"one value", "text", "labels"}:
         return _joined(words, said | {"--target": "COLUMN"}, left_out)
     wrong = any(covariate["problem"] for covariate in facts["covariates"])
     unreadable = facts["columns"]["unreadable"]
@@ -77,7 +77,8 @@ def _head(facts: Facts) -> str:
     target = facts["target"]
     what = ""
     if target is not None:
-        kind = " or ".join(target["classes"]) or target["outcome"]
+        several = target["outcome"] == "multilabel"
+        kind = target["outcome"] if several else " or ".join(target["classes"]) or target["outcome"]
         what = f", target {target['name']}" + (f" ({kind})" if kind else "")
     staying = len(facts["covariates"])
     beside = f", {counted(staying, 'covariate')}" if staying else ""

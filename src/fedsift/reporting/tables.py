@@ -23,6 +23,7 @@ WIDTH = 100
 _WEIGHTS = "Weights are per standard unit, of the features refitted together."
 _UNSCORED = "Nothing was scored: predict rows that are public to see what the model is worth."
 MOST_SITES = 10  # sites that are shown one by one
+MOST_LABELS = 6  # labels whose weights are shown one by one
 MEASURES = {
     "test_accuracy": "accuracy",
     "test_r2": "R²",
@@ -51,6 +52,8 @@ def fit_report(run: Run) -> RenderableType:
     scores = score_table(run)
     if scores is not None:
         parts += [Text(), scores]
+    if "labels" in run.results:
+        parts += [Text(), label_table(run)]
     if "sites_held_out" in run.results:
         parts += [Text(), held_out_table(run)]
     warning = caution(run)
@@ -133,6 +136,8 @@ def sentence(run: Run) -> Text:
     )
     if data["outcome"] == "survival":
         what = f"the time to {data['target']}"
+    elif data["outcome"] == "multilabel":
+        what = target_words(data)
     samples = "" if data["samples"] is None else f"{counted(data['samples'], 'sample')} at "
     text = (
         f"{counted(len(run.features), 'feature')} of {data['features']} chosen to predict {what},"
@@ -161,8 +166,63 @@ def sentence(run: Run) -> Text:
     return Text(text)
 
 
+def target_words(data: Mapping[str, Any]) -> str:
+    """Return the name of the target, of labels "a, b and c"."""
+    if data["outcome"] != "multilabel" or len(data["classes"]) < 2:
+        return str(data["target"])
+    *first, last = data["classes"]
+    return f"{', '.join(first)} and {last}"
+
+
+def weights_by_label(run: Run, feature: Feature) -> dict[str, float]:
+    """Return the weights of a feature for the first `MOST_LABELS` labels."""
+    column = run.standardiser.features.index(feature.name)
+    weights = run.params["weight"][:MOST_LABELS, column].tolist()
+    return dict(zip(run.facts["data"]["classes"], weights, strict=False))
+
+
+def label_table(run: Run) -> Group:
+    """Return what is known of each label, and how well it is predicted."""
+    data, told = run.facts["data"], run.results["labels"]
+    areas = any(figures.get("test_auc") for figures in told.values())
+    unknown = any(data["unknown"].values())
+    counts = {"samples\nwith it": data["class_counts"]}
+    counts |= {"not known": data["unknown"]} if unknown else {}
+    table = simple_table()
+    table.add_column("label")
+    head = [*(counts if data["class_counts"] else {}), "accuracy", "guessing"]
+    for name in (*head, *(["AUC"] if areas else []), "cross-entropy"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for label, figures in told.items():
+        row = [_few(counts[name][label]) for name in head if name in counts]
+        row += [_share(figures["test_accuracy"]), f"{figures['guessing_accuracy']:.0%}"]
+        row += [_figure(figures["test_auc"])] if areas else []
+        table.add_row(Text(label, style="bold"), *row, _figure(figures["test_cross_entropy"]))
+    mean = f", AUC {_figure(run.results['test_auc'])}" if areas else ""
+    text = (
+        f"Means over labels: accuracy {_share(run.results['test_accuracy'])}{mean}, cross-entropy"
+        f" {_figure(run.results['test_cross_entropy'])} nats. Hamming loss"
+        f" {_figure(run.results['test_hamming_loss'])}; all labels of a sample right in"
+        f" {_share(run.results['test_subset_accuracy'])}."
+    )
+    return Group(table, Text(text))
+
+
+def _few(count: int | None) -> str:
+    return "few" if count is None else str(count)
+
+
+def _share(figure: Mapping[str, Any] | None) -> str:
+    return "-" if figure is None else f"{figure['mean']:.0%}"
+
+
+def _figure(figure: Mapping[str, Any] | None) -> str:
+    return "-" if figure is None else f"{figure['mean']:.3f}"
+
+
 def feature_table(run: Run, most: int = 30) -> Table:
     """Return the chosen features, most often chosen first."""
+    labels = run.facts["data"]["classes"] if run.facts["data"]["outcome"] == "multilabel" else []
     over_splits = any(f.split_frequency is not None for f in run.features)
     table = simple_table()
     table.add_column("feature")
@@ -171,8 +231,11 @@ def feature_table(run: Run, most: int = 30) -> Table:
         table.add_column(
             f"chosen in\n{counted(run.settings.splits, 'split')}", justify="right", no_wrap=True
         )
-    table.add_column("more of it\nspeaks for", no_wrap=True)
-    table.add_column("weight", justify="right", no_wrap=True)
+    for name in labels[:MOST_LABELS]:
+        table.add_column(f"weight for\n{name}", justify="right", no_wrap=True)
+    if not labels:
+        table.add_column("more of it\nspeaks for", no_wrap=True)
+        table.add_column("weight", justify="right", no_wrap=True)
     for feature in run.features[:most]:
         text = Text(feature.name, style="bold")
         if feature.description:
@@ -181,7 +244,11 @@ def feature_table(run: Run, most: int = 30) -> Table:
         if over_splits:
             often = feature.split_frequency
             row.append("-" if often is None else f"{often:.0%}")
-        table.add_row(*row, direction(run, feature), f"{feature.weight:+.2f}")
+        if labels:
+            row += [f"{weight:+.2f}" for weight in weights_by_label(run, feature).values()]
+        else:
+            row += [direction(run, feature), f"{feature.weight:+.2f}"]
+        table.add_row(*row)
     if len(run.features) > most:
         table.caption = f"and {len(run.features) - most} more in features.csv"
     return table
@@ -234,7 +301,9 @@ def alternatives_text(results: Mapping[str, Any], most: int = 5) -> str:
 
 def covariate_table(run: Run) -> Group:
     """Return the covariates, which stay in the model whatever is chosen."""
-    data, several = run.facts["data"], len(run.facts["data"]["classes"]) > 2
+    data = run.facts["data"]
+    labels = data["outcome"] == "multilabel"
+    several = len(data["classes"]) > 1 + (not labels)
     table = simple_table()
     table.add_column("covariate")
     table.add_column("level")
@@ -247,7 +316,9 @@ def covariate_table(run: Run) -> Group:
         row += [Text(str(effect.output))] if several else []
         table.add_row(*row, f"{effect.coefficient:+.3g}")
     unit = "scores" if several else data["target"]
-    if len(data["classes"]) == 2:
+    if labels:
+        unit = "log-odds of the label"
+    elif len(data["classes"]) == 2:
         unit = f"log-odds of {data['classes'][1]}"
     return Group(table, Text(f"Covariates stay in whatever is chosen; coefficients are in {unit}."))
 
@@ -299,7 +370,7 @@ def direction(run: Run, feature: Feature) -> str:
         return f"{'earlier' if feature.weight > 0 else 'later'} {data['target']}"
     if not data["classes"]:
         return f"{'more' if feature.weight > 0 else 'less'} {data['target']}"
-    if len(data["classes"]) == 2:
+    if len(data["classes"]) == 2 and data["outcome"] != "multilabel":
         return str(data["classes"][int(feature.weight > 0)])
     column = run.standardiser.features.index(feature.name)
     output = int(run.params["weight"][:, column].abs().argmax())
@@ -464,7 +535,11 @@ def _measure(results: Mapping[str, Any]) -> str | None:
 def _majority(data: Mapping[str, Any], results: Mapping[str, Any]) -> tuple[str, float] | None:
     """Return the most frequent class, and how often saying it is right on held-out samples."""
     counts: dict[str, int | None] = data.get("class_counts", {})
-    if not counts or "guessing_accuracy" not in results:
+    if "guessing_accuracy" not in results:
+        return None
+    if data["outcome"] == "multilabel":
+        return "what most have of each label", results["guessing_accuracy"]
+    if not counts:
         return None
     return max(counts, key=lambda k: counts[k] or 0), results["guessing_accuracy"]
 

@@ -130,12 +130,6 @@ def _facts(
     assert data.role is not None  # noqa: S101  the data come with roles
     rest = of_role(data, RETAIN)
     gone = int((data.role == FORGET).sum())
-    counts = {}
-    if rest.classes:
-        import torch
-
-        per = torch.bincount(rest.y, minlength=len(rest.classes)).tolist()
-        counts = dict(zip(rest.classes, per, strict=True))
     note = (
         f"{gone} rows were forgotten; scores on rows held out are those of the model before, "
         "see unlearning/audit.jsonl"
@@ -144,7 +138,8 @@ def _facts(
         "fingerprint": rest.fingerprint(),
         "samples": rest.n_samples,
         "sites": dict(zip(rest.sites, rest.sizes, strict=True)),
-        "class_counts": counts,
+        "class_counts": rest.class_sizes,
+        "unknown": rest.unknown,
         "events": dict(zip(rest.sites, events(rest), strict=True))
         if rest.outcome == "survival"
         else {},

@@ -10,6 +10,7 @@ import torch
 
 from fedsift import trees
 from fedsift.data import DataError, FederatedData, RemoteData, of_role, read_table
+from fedsift.data.coding import has_classes
 from fedsift.data.federated import FORGET, HELD_OUT, RETAIN
 from fedsift.data.paths import site_name
 from fedsift.evaluation import evaluate
@@ -45,7 +46,7 @@ def measure(problem: Problem, params: Tree, parts: Mapping[str, FederatedData]) 
             if key == "accuracy":
                 found = wilson(share * rows.n_samples, rows.n_samples)
                 intervals[f"{name}_{key}"] = (found.low, found.high)
-    classes = all(rows.classes for rows in parts.values())
+    classes = all(has_classes(rows.outcome) for rows in parts.values())
     if classes and {"forget", "held_out"} <= parts.keys():
         members, others = (
             scores(problem, params, parts[name].x, parts[name].y, "loss")
@@ -90,10 +91,10 @@ def read_held_out(run: Run, file: Path, data: FederatedData) -> FederatedData:
         DataError: the run's rows are at their sites, or the file cannot be read (`read_table`).
     """
     facts, source = run.facts["data"], run.facts["source"] or {}
-    if not facts["classes"]:
+    if not has_classes(facts["outcome"]):
         raise ValueError(
-            f"the target {facts['target']!r} is a number: membership is told from the loss of "
-            "classes; leave the rows held out away"
+            f"the target {facts['target']!r} is {facts['outcome']}: membership is told from the"
+            " loss of classes; leave the rows held out away"
         )
     if isinstance(data, RemoteData):
         raise DataError("the rows stay at their sites, so no file can be compared with them here")

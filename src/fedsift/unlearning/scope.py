@@ -10,6 +10,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, field_validator
 
 from fedsift.data import DataError, FederatedData, RemoteData, with_roles
+from fedsift.data.coding import has_classes
 from fedsift.data.errors import nearest
 from fedsift.data.federated import FORGET, HELD_OUT, RETAIN
 from fedsift.sealed import fingerprint
@@ -65,7 +66,7 @@ class Scope(BaseModel):
         have: dict[str, Any] = {
             "site": (self.sites, data.sites),
             "row": (self.rows, data.rows),
-            "class": (self.classes, data.classes),
+            "class": (self.classes, data.classes if has_classes(data.outcome) else ()),
         }
         return [
             f"no {kind} is called {name!r}; {nearest(name, list(there))}"
@@ -91,7 +92,7 @@ class Scope(BaseModel):
             asked = set(self.rows)
             role[torch.tensor([row in asked for row in data.rows])] = FORGET
         for name in self.classes:
-            if name in data.classes:
+            if name in data.classes and has_classes(data.outcome):
                 role[data.y == data.classes.index(name)] = FORGET
         if held_out is not None:
             role[held_out] = HELD_OUT

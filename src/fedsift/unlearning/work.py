@@ -11,6 +11,7 @@ import torch
 from fedsift import trees
 from fedsift.algorithms import FedAvg
 from fedsift.checkpoints import StageCheckpoint
+from fedsift.data.coding import has_classes
 from fedsift.evaluation import evaluate
 from fedsift.findings import Feature
 from fedsift.forgetting import gated, with_gates, without_gates
@@ -68,10 +69,10 @@ def _changed(
         linear_problem(rows, run.settings.gate),
         make_outcome(run.facts["data"]["outcome"], len(run.facts["data"]["classes"])),
     )
-    if not given.data.classes:
+    if not has_classes(given.data.outcome):
         raise ValueError(
-            "the target is a number, so the model has no classes and FU-MEGS cannot be run on it; "
-            "use --method retrain"
+            f"the target is {given.data.outcome}, so the model has no classes and FU-MEGS cannot be"
+            " run on it; use --method retrain"
         )
     method, options = plan["method"], dict(plan["options"])
     is_rule = find_forgetter(method).stops

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedsift._version import __version__
 from fedsift.data import DataError, RemoteData
-from fedsift.data.coding import has_classes
+from fedsift.data.coding import check_labels, has_classes
 from fedsift.data.covariates import Covariate, agree, columns_of
 from fedsift.data.errors import listed
 from fedsift.engines.flower.link import GridLink, Policy, SitesError
@@ -88,6 +88,11 @@ def classes_of(said: Mapping[str, Mapping[str, Any]], outcome: str) -> tuple[str
         DataError: their targets are of different kinds.
     """
     kinds = {site: facts["labels"]["kind"] for site, facts in said.items()}
+    if "labels" in kinds.values():  # a site reads them as the plan says, and so do all
+        told = [facts["labels"] for facts in said.values()]
+        labels = tuple(told[0]["names"])
+        check_labels({name: {c for one in told for c in one["seen"][name]} for name in labels})
+        return "multilabel", labels
     number = outcome != "auto" and not has_classes(outcome)
     if number or (outcome == "auto" and "measured" in kinds.values()):
         odd = [site for site, kind in kinds.items() if kind == "text"]

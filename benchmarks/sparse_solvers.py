@@ -29,8 +29,8 @@ import torch
 from benchmarks._common import MissingPeerError, Results, require, versions
 from fedsift.data import Standardiser, synthetic_regression
 from fedsift.selection import t_interval
+from fedsift.settings import Settings
 from fedsift.sources import Source
-from fedsift.studies import Settings
 from fedsift.workflows import run_compare
 
 ROWS, DATA_SETS, SEEDS = (250, 300), 3, 8

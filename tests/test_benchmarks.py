@@ -15,8 +15,8 @@ from benchmarks._jobs import SteppedRun, regression_sites
 from benchmarks._numpy_step import eflops_step
 from fedsift import random, trees
 from fedsift.algorithms import EFLoPS
+from fedsift.linear import linear_problem
 from fedsift.sites import SiteData
-from fedsift.studies import linear_problem
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ from fedsift import run_folder, runs, workflows
 from fedsift.cli import commands, main
 from fedsift.cli.commands import free_folder
 from fedsift.cli.quick import asked
+from fedsift.settings import Settings
 from fedsift.sources import Source
-from fedsift.studies import Settings
 
 TINY = ("--seeds", "2", "--splits", "1", "--rounds", "3", "--tuning-rounds", "3", "--quiet")
 SYNTHETIC = (

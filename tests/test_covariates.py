@@ -16,11 +16,13 @@ from fedsift.data import FederatedData, Standardiser, read_sites
 from fedsift.estimators import FederatedSparseClassifier, FederatedSparseRegressor
 from fedsift.exports import coefficients, predictions
 from fedsift.forgetting import remade
+from fedsift.linear import linear_problem, problem_of
 from fedsift.outcomes import make_outcome
 from fedsift.problems import Batch, supervised
 from fedsift.reporting.tables import fit_report, to_text
 from fedsift.runs import load_run
-from fedsift.studies import Settings, check_request, linear_problem, problem_of
+from fedsift.settings import Settings
+from fedsift.studies import check_request
 
 QUICK: dict[str, Any] = {
     "seeds": 2, "splits": 0, "rounds": 25, "tuning_rounds": 25, "beside": (),

@@ -18,8 +18,8 @@ from fedsift.cli import main
 from fedsift.data import FederatedData
 from fedsift.run_folder import RunError, write_facts
 from fedsift.runs import load_run
+from fedsift.settings import Settings
 from fedsift.sources import Source
-from fedsift.studies import Settings
 from fedsift.unlearning.audit import append_record, read_audit
 from fedsift.unlearning.process import FOLDER, Orders, forget_in_run, open_ledger
 from fedsift.unlearning.scope import Scope
@@ -243,7 +243,7 @@ def unseen_rows(original: Path, count: int = 24, sick: str = "sick") -> Path:
 def test_membership_is_told_from_rows_never_seen(folder: Path, original: Path, method: str) -> None:
     """The figures are those of the attack by loss on the two sets of rows, with intervals."""
     from fedsift.data import read_table
-    from fedsift.studies import linear_problem
+    from fedsift.linear import linear_problem
     from fedsift.unlearning.membership import infer, scores
 
     file = unseen_rows(original)

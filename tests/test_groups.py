@@ -18,20 +18,15 @@ from fedsift.data import DataError, DataWarning, FederatedData, Standardiser
 from fedsift.data.groups import groups_of, named_groups, read_gmt
 from fedsift.estimators import FederatedSparseClassifier, FederatedSparseRegressor
 from fedsift.forgetting import remade
+from fedsift.linear import linear_problem, problem_of
 from fedsift.outcomes import make_outcome
 from fedsift.problems import Batch, supervised
 from fedsift.reporting.tables import fit_report, to_text
 from fedsift.runs import load_run
 from fedsift.selection import swaps
+from fedsift.settings import Settings
 from fedsift.sparsity import GateMap, GateView, grouping
-from fedsift.studies import (
-    Case,
-    Settings,
-    check_request,
-    fit_case,
-    linear_problem,
-    problem_of,
-)
+from fedsift.studies import Case, check_request, fit_case
 from tests.laws import normal
 
 QUICK: dict[str, Any] = {

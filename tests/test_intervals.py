@@ -12,7 +12,8 @@ from fedsift.data import FederatedData, Standardiser
 from fedsift.inference import estimate, halves, quantile
 from fedsift.intervals import half_case
 from fedsift.reporting.tables import fit_report, to_text
-from fedsift.studies import Case, Settings
+from fedsift.settings import Settings
+from fedsift.studies import Case
 
 KNOBS: dict[str, Any] = {
     "features": 2, "seeds": 3, "splits": 0, "rounds": 8, "tuning_rounds": 10, "beside": (),

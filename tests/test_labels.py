@@ -18,8 +18,8 @@ from fedsift.data.notes import notes_on_target
 from fedsift.engines.loop import Loop
 from fedsift.engines.vectorized import Vectorized
 from fedsift.evaluation import evaluate
+from fedsift.linear import linear_problem
 from fedsift.outcomes import Logistic, Multilabel
-from fedsift.studies import linear_problem
 from tests.laws import bit_equal, job, largest_gap, normal, proceed
 
 NAMES = ("relapse", "toxicity", "death")

@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 from fedsift import fit, regression
 from fedsift.algorithms import OneShot, SolvedAtSite
 from fedsift.data import FederatedData, Standardiser, synthetic_regression
+from fedsift.linear import linear_problem
 from fedsift.methods import METHODS
 from fedsift.regression import Moments, lasso, pseudo_rows, ridge_on
-from fedsift.studies import Settings, check_request, linear_problem
+from fedsift.settings import Settings
+from fedsift.studies import check_request
 from fedsift.training import train
 
 KEPT = 6

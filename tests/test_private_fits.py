@@ -12,7 +12,8 @@ from fedsift import studies
 from fedsift.cli import main
 from fedsift.deployment.plan import Plan
 from fedsift.privacy import Privacy
-from fedsift.studies import Settings, planned_privacy
+from fedsift.settings import Settings
+from fedsift.studies import planned_privacy
 from fedsift.training import train
 from fedsift.tuning import tune
 from tests.laws import linear_problem, rows

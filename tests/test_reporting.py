@@ -12,8 +12,8 @@ from fedsift.data import FederatedData, golub38, iid
 from fedsift.reporting import compare_report, fit_report, plots, to_text, write_report
 from fedsift.reporting.tables import direction, duration, size
 from fedsift.runs import Run, load_run
+from fedsift.settings import Settings
 from fedsift.sources import Source
-from fedsift.studies import Settings
 
 TINY: dict[str, Any] = {"seeds": 2, "splits": 2, "rounds": 3, "tuning_rounds": 3}
 

@@ -15,7 +15,8 @@ from fedsift.data import FederatedData
 from fedsift.findings import guessing
 from fedsift.methods import METHODS
 from fedsift.problems import supervised
-from fedsift.studies import Settings, check_request
+from fedsift.settings import Settings
+from fedsift.studies import check_request
 from fedsift.training import train
 from tests.laws import linear_problem, normal, rows
 

@@ -7,8 +7,8 @@ import torch
 from pydantic import ValidationError
 
 from fedsift.data import golub38, iid, synthetic_regression
+from fedsift.settings import Settings
 from fedsift.sources import Source
-from fedsift.studies import Settings
 
 SETTINGS = Settings(features=3, splits=2, seed=4)
 

@@ -17,9 +17,9 @@ from fedsift.data.notes import notes_on_target
 from fedsift.engines.loop import Loop
 from fedsift.engines.vectorized import Vectorized
 from fedsift.evaluation import evaluate
+from fedsift.linear import linear_problem
 from fedsift.outcomes import Cox
 from fedsift.outcomes.survival import concordance, cumulative_hazard
-from fedsift.studies import linear_problem
 from tests.laws import job, largest_gap, normal, proceed
 
 SIZES = (12, 3, 25, 7)

@@ -7,7 +7,7 @@ import pytest
 from fedsift.cli import main
 from fedsift.data import iid, synthetic_regression
 from fedsift.methods import METHODS
-from fedsift.studies import Settings
+from fedsift.settings import Settings
 from fedsift.tuning import search_space, tune
 
 SETTINGS = Settings(features=3, seeds=2, rounds=6, tuning_rounds=5, method="fediterht")

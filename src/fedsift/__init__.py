@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from fedsift.recovery import TrainingError
     from fedsift.run_folder import RunError
     from fedsift.runs import Run, load_run
+    from fedsift.settings import Settings
     from fedsift.solving import Equilibrium, solve
-    from fedsift.studies import Settings
     from fedsift.training import train
     from fedsift.vi import VIProblem
 
@@ -95,7 +95,7 @@ _HOME = {
     "Run": "runs",
     "RunError": "run_folder",
     "Scaffold": "algorithms",
-    "Settings": "studies",
+    "Settings": "settings",
     "TrainingError": "recovery",
     "VIProblem": "vi",
     "__version__": "_version",

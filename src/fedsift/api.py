@@ -27,10 +27,11 @@ from fedsift.private_fits import refuse
 from fedsift.reporting import write_report
 from fedsift.run_folder import read_facts
 from fedsift.runs import Run
+from fedsift.settings import Settings, refused
 from fedsift.sign_offs import check_signed
 from fedsift.sparsity import Schedule
 from fedsift.stability import Assumption
-from fedsift.studies import Settings, check_request, refused
+from fedsift.studies import check_request
 from fedsift.training import Training
 from fedsift.unlearning.in_memory import forget_in_training
 from fedsift.unlearning.process import Orders, forget_in_run
@@ -40,7 +41,7 @@ from fedsift.workflows import BESIDE, run_compare, run_fit, split_cases
 
 
 class Options(TypedDict, total=False):
-    """Further settings by name; `fedsift.studies.Settings` says what each is and its default."""
+    """Further settings by name; `fedsift.settings.Settings` says what each is and its default."""
 
     seed: int
     validation: Literal["splits", "leave-one-site-out"]

@@ -26,9 +26,11 @@ from fedsift.data.errors import DataWarning, nearest
 from fedsift.data.groups import groups_of, named_groups
 from fedsift.data.standardise import How, per_unit
 from fedsift.findings import choice_figures
+from fedsift.linear import slopes_of
 from fedsift.methods import Messages, find_method
 from fedsift.selection import inclusion_probability
-from fedsift.studies import Case, Settings, check_request, fit_case, slopes_of
+from fedsift.settings import Settings
+from fedsift.studies import Case, check_request, fit_case
 from fedsift.trees import Tree
 from fedsift.unlearning.in_memory import forget_in_linear, retrained
 from fedsift.unlearning.report import UnlearningReport

@@ -22,7 +22,8 @@ from fedsift.selection import (
     swaps,
     t_interval,
 )
-from fedsift.studies import Case, Fit, Settings
+from fedsift.settings import Settings
+from fedsift.studies import Case, Fit
 from fedsift.trees import Tree
 
 

@@ -12,10 +12,11 @@ from torch import Tensor
 
 from fedsift.data import FederatedData, How, RemoteData, Standardiser
 from fedsift.forgetting import class_logits
+from fedsift.linear import slopes_of
 from fedsift.measures import auc
 from fedsift.outcomes import make_outcome
 from fedsift.selection import t_interval
-from fedsift.studies import Case, Fit, slopes_of
+from fedsift.studies import Case, Fit
 
 GROUPS = 20  # groups of predictions at most
 FEWEST = 5  # rows of a group, and of a site that is shown, whatever `min_cell` is

@@ -18,8 +18,10 @@ from typing import Any
 
 from fedsift.data import FederatedData, Standardiser
 from fedsift.evaluation import evaluate
+from fedsift.linear import linear_problem
 from fedsift.selection import Interval, t_interval
-from fedsift.studies import Case, Fit, Settings, linear_problem
+from fedsift.settings import Settings
+from fedsift.studies import Case, Fit
 
 FEWEST = 4  # sites from which a site is compared with the others
 

@@ -16,7 +16,9 @@ from fedsift.data import FederatedData, Standardiser
 from fedsift.data.coding import has_unit, is_count
 from fedsift.findings import feature_table
 from fedsift.inference import NotEstimableError, estimate, halves, quantile
-from fedsift.studies import Case, Fit, Settings, constants_of
+from fedsift.linear import constants_of
+from fedsift.settings import Settings
+from fedsift.studies import Case, Fit
 
 __all__ = ["ensemble_spread", "half_case", "split_intervals"]
 

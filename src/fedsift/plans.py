@@ -21,7 +21,8 @@ from fedsift.data import Dictionary, FederatedData, read_as
 from fedsift.methods import find_method
 from fedsift.run_folder import RunError
 from fedsift.sealed import fingerprint, write_atomic
-from fedsift.studies import Settings, check_request, refused, search_algorithm
+from fedsift.settings import Settings, refused
+from fedsift.studies import check_request, search_algorithm
 
 __all__ = ["AnalysisPlan", "check_free", "make_plan", "read_plan", "renew_plan", "write_plan"]
 

@@ -38,7 +38,7 @@ def check_settings(settings: Mapping[str, Any]) -> None:
     """Refuse settings of a private fit that would tell of the rows without noise, in one line.
 
     Args:
-        settings: those of `studies.Settings`, by name.
+        settings: those of `settings.Settings`, by name.
 
     Raises:
         ValueError: the text says what to give, and why.

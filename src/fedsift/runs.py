@@ -21,6 +21,7 @@ from fedsift.data.errors import nearest
 from fedsift.data.harmonise import own_units
 from fedsift.evaluation import evaluate
 from fedsift.findings import Effect, Feature, effects
+from fedsift.linear import linear_problem, slopes_of
 from fedsift.outcomes import make_outcome
 from fedsift.run_folder import (
     CHECKPOINTS,
@@ -34,7 +35,8 @@ from fedsift.run_folder import (
     write_facts,
 )
 from fedsift.sealed import seal, unseal, write_atomic
-from fedsift.studies import Case, Fit, Settings, linear_problem, slopes_of
+from fedsift.settings import Settings
+from fedsift.studies import Case, Fit
 
 
 @dataclass(frozen=True)

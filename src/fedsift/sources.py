@@ -22,7 +22,8 @@ from fedsift.data import (
 from fedsift.data.coding import Asked
 from fedsift.data.paths import site_name
 from fedsift.plans import read_plan
-from fedsift.studies import Case, Settings
+from fedsift.settings import Settings
+from fedsift.studies import Case
 from fedsift.workflows import split_cases
 
 Partition = Literal["iid", "dirichlet_labels", "dirichlet_counts"]

@@ -18,7 +18,8 @@ from fedsift.algorithms import EFLoPS, FedHT, LocalTraining
 from fedsift.data import FederatedData, Standardiser, split
 from fedsift.methods import Method, find_method
 from fedsift.private_fits import refuse
-from fedsift.studies import Case, Settings, check_request, fit_case
+from fedsift.settings import Settings
+from fedsift.studies import Case, check_request, fit_case
 
 VALIDATION = 0.2  # share of the rows that validate
 

@@ -31,6 +31,7 @@ from fedsift.findings import (
 from fedsift.held_out import held_out
 from fedsift.held_out_sites import held_out_figures, site_cases
 from fedsift.intervals import ensemble_spread, half_case, split_intervals
+from fedsift.linear import linear_problem
 from fedsift.methods import find_method
 from fedsift.private_fits import described, promise, refuse
 from fedsift.profiles import profiles
@@ -48,15 +49,8 @@ from fedsift.run_folder import (
 from fedsift.runs import Run, load_run, write_run
 from fedsift.sealed import fingerprint
 from fedsift.selection import agreement
-from fedsift.studies import (
-    Case,
-    Fit,
-    Settings,
-    effective,
-    fit_case,
-    linear_problem,
-    planned_privacy,
-)
+from fedsift.settings import Settings, effective
+from fedsift.studies import Case, Fit, fit_case, planned_privacy
 
 log = logging.getLogger(__name__)
 

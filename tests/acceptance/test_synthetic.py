@@ -9,8 +9,8 @@ import torch
 from fedsift.algorithms import EFLoPS, FedAvg, FedIterHT
 from fedsift.channels import Lossless, TopM
 from fedsift.data import Standardiser, synthetic_regression
+from fedsift.linear import linear_problem
 from fedsift.selection import ensemble_support, t_interval
-from fedsift.studies import linear_problem
 from fedsift.training import train
 
 STEPS = (0.003, 0.01, 0.03, 0.1, 0.3)

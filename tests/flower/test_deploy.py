@@ -19,7 +19,7 @@ from fedsift.deployment.serving import serve
 from fedsift.deployment.writing import read_plan
 from fedsift.plans import make_plan
 from fedsift.run_folder import read_facts
-from fedsift.studies import Settings
+from fedsift.settings import Settings
 from tests.flower.fake import FakeGrid
 from tests.laws import rows
 

@@ -9,8 +9,8 @@ import torch
 from fedsift import fit
 from fedsift.algorithms import EFLoPSPaper
 from fedsift.data import DataError
+from fedsift.linear import linear_problem
 from fedsift.methods import METHODS
-from fedsift.studies import linear_problem
 from fedsift.training import train
 from tests.flower.fake import FakeGrid, connected, nodes_of
 from tests.laws import CHANNELS, KEPT, every_algorithm, largest_gap, rows

@@ -22,9 +22,10 @@ from fedsift.engines.flower import Policy, SitesError
 from fedsift.engines.flower.site import folder_beside
 from fedsift.engines.flower.wire import unpack
 from fedsift.forgetting import forgetting, gated, remade
+from fedsift.linear import linear_problem, problem_of
 from fedsift.outcomes import make_outcome
 from fedsift.problems import Batch
-from fedsift.studies import Settings, linear_problem, problem_of
+from fedsift.settings import Settings
 from fedsift.training import Training, train
 from fedsift.unlearning.methods import Task, Unlearned, unlearn
 from tests.flower.fake import FakeGrid, arrives, connected, nodes_of

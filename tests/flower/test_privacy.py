@@ -18,8 +18,9 @@ from fedsift.engines.flower.memory import Memory
 from fedsift.engines.flower.node import Node
 from fedsift.engines.flower.parts import Part, PartError
 from fedsift.engines.flower.site import Site
+from fedsift.linear import linear_problem, problem_of
 from fedsift.privacy import Level, Privacy
-from fedsift.studies import Settings, linear_problem, problem_of
+from fedsift.settings import Settings
 from fedsift.training import train
 from tests.flower.fake import FakeGrid, connected, nodes_of
 from tests.laws import largest_gap, rows

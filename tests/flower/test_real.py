@@ -19,7 +19,7 @@ from fedsift.deployment.plan import Plan
 from fedsift.deployment.processes import ProcessError, free_ports
 from fedsift.exports import predictions
 from fedsift.runs import Run
-from fedsift.studies import Settings
+from fedsift.settings import Settings
 from fedsift.workflows import run_fit, split_cases
 from tests.laws import rows
 

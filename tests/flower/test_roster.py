@@ -14,7 +14,7 @@ from fedsift.deployment.plan import Plan
 from fedsift.engines.flower.node import Node
 from fedsift.engines.flower.roster import classes_of, connect, difference
 from fedsift.run_folder import RunError
-from fedsift.studies import Settings
+from fedsift.settings import Settings
 from tests.flower.fake import QUICK, FakeGrid
 from tests.laws import rows
 

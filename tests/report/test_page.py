@@ -20,8 +20,8 @@ from fedsift.reporting.commands import fit_command
 from fedsift.reporting.page import Page, to_html
 from fedsift.reporting.svg import Axis, Line, line_chart, shortened, thinned, ticks
 from fedsift.runs import load_run
+from fedsift.settings import Settings
 from fedsift.sources import Source
-from fedsift.studies import Settings
 from fedsift.visible import visible
 from fedsift.workflows import run_fit
 from tests.report.conftest import CLASSES, FEATURES, SITES, TINY, hostile_data

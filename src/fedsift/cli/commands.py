@@ -26,8 +26,9 @@ from fedsift.cli.tune import tune
 from fedsift.visible import visible
 
 if TYPE_CHECKING:
+    from fedsift.settings import Settings
     from fedsift.sources import Source
-    from fedsift.studies import Case, Settings
+    from fedsift.studies import Case
     from fedsift.trackers import Tracker
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich")
@@ -162,8 +163,8 @@ def resume(
     from fedsift.cli.output import notes, show_json
     from fedsift.locks import claim
     from fedsift.run_folder import RunError, read_facts
+    from fedsift.settings import Settings
     from fedsift.sources import Source
-    from fedsift.studies import Settings
 
     facts = read_facts(run)
     if facts["status"] == "done":

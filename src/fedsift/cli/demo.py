@@ -34,7 +34,7 @@ def demo(
 
     from fedsift.deployment.demo import write_sites
     from fedsift.run_folder import RunError
-    from fedsift.studies import Settings
+    from fedsift.settings import Settings
 
     if request.demo == "synthetic":
         raise UsageError("demo takes golub or golub72, whose patients have ids; synthetic has none")

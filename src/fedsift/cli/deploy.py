@@ -20,8 +20,8 @@ from fedsift.cli.plan import Planned, planned
 if TYPE_CHECKING:
     from fedsift.deployment.plan import Plan
     from fedsift.runs import Run
+    from fedsift.settings import Settings
     from fedsift.sources import Source
-    from fedsift.studies import Settings
 
 PLACE, WAIT = "Where", "Sites that do not answer"
 
@@ -323,7 +323,7 @@ def _files(request: Request, count: int, work: Path) -> tuple[Request, list[Path
     """Return the request for site files, and the files, those of a demo written first."""
     from fedsift.data.paths import site_files
     from fedsift.deployment.demo import write_sites
-    from fedsift.studies import Settings
+    from fedsift.settings import Settings
 
     if request.demo is None:
         files = site_files(request.files or [])

@@ -52,7 +52,7 @@ def explain(error: BaseException) -> tuple[int, str]:  # noqa: PLR0911  a line a
     from fedsift.deployment.processes import ProcessError
     from fedsift.recovery import TrainingError
     from fedsift.run_folder import RunError
-    from fedsift.studies import refused
+    from fedsift.settings import refused
 
     if isinstance(error, ValidationError):
         return USAGE, _one_line(as_options(refused(error, flag)))

@@ -14,7 +14,8 @@ from fedsift.intervals import HALF
 from fedsift.methods import METHODS
 from fedsift.private_fits import promise
 from fedsift.reporting.tables import duration, promise_text, size
-from fedsift.studies import Case, Settings, fit_case, planned_privacy
+from fedsift.settings import Settings
+from fedsift.studies import Case, fit_case, planned_privacy
 
 ROUNDS = 3
 

@@ -17,8 +17,8 @@ from fedsift.flags import flag
 if TYPE_CHECKING:
     from fedsift.plans import AnalysisPlan
     from fedsift.privacy import Privacy
+    from fedsift.settings import Settings
     from fedsift.sources import Source
-    from fedsift.studies import Settings
 
 FILES, PLAN, DEMO, METHOD, ERRORS, PRIVACY, TRAINING, OUTPUT = (
     "Your data",
@@ -715,7 +715,7 @@ class Request:
     def settings(self, source: Source, method: str) -> Settings:
         """Return the settings: what was said, else the data set's defaults, else the general."""
         from fedsift.data.groups import named_groups
-        from fedsift.studies import Settings
+        from fedsift.settings import Settings
 
         names = set(Settings.model_fields) & {field.name for field in fields(self)}
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}

@@ -17,8 +17,8 @@ from fedsift.cli.options import METHOD, OUTPUT, PLAN, USUAL, Request, takes_requ
 if TYPE_CHECKING:
     from fedsift.data import FederatedData
     from fedsift.plans import AnalysisPlan
+    from fedsift.settings import Settings
     from fedsift.sources import Source
-    from fedsift.studies import Settings
 
 NOT_PLANNED = (
     "demo", "sites", "partition", "alpha", "shift", "samples", "features_total", "informative",

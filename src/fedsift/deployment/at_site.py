@@ -17,8 +17,8 @@ from fedsift.deployment.plan import Plan
 from fedsift.engines.flower.limits import Limit
 from fedsift.engines.flower.node import Node, Source
 from fedsift.engines.flower.site import folder_beside
+from fedsift.linear import problem_of
 from fedsift.privacy import Privacy
-from fedsift.studies import problem_of
 
 
 def node(here: Mapping[str, Any], config: Mapping[str, Any]) -> Node:

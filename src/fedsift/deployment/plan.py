@@ -17,7 +17,8 @@ from fedsift.data.site_files import SiteFile, Small
 from fedsift.engines.flower import Policy
 from fedsift.methods import find_method
 from fedsift.private_fits import check_settings
-from fedsift.studies import NOT_DEPLOYED, Settings
+from fedsift.settings import Settings
+from fedsift.studies import NOT_DEPLOYED
 
 DEFAULTS: Mapping[str, Any] = {
     "rounds": 40,

@@ -31,11 +31,12 @@ from fedsift.data import (
     split,
 )
 from fedsift.evaluation import evaluate
+from fedsift.linear import linear_problem
 from fedsift.methods import find_method
 from fedsift.models import GateUnit
 from fedsift.problems import Problem
 from fedsift.selection import ensemble_support, nogueira_stability
-from fedsift.studies import Settings, linear_problem
+from fedsift.settings import Settings
 from fedsift.training import Training, train
 from fedsift.tuning import tune
 

@@ -14,10 +14,12 @@ from fedsift.data import FederatedData, Standardiser, synthetic_regression
 from fedsift.data.synthetic import SyntheticRegression
 from fedsift.evaluation import evaluate
 from fedsift.experiments.lanes import Prepared, by_part, choices, prepare, train_side_by_side
+from fedsift.linear import linear_problem
 from fedsift.methods import Messages, find_method
 from fedsift.problems import Problem
 from fedsift.regression import Moments, best_subset, lasso, ridge_on
-from fedsift.studies import Case, Settings, fit_case, linear_problem
+from fedsift.settings import Settings
+from fedsift.studies import Case, fit_case
 from fedsift.training import Training
 from fedsift.trees import Tree
 from fedsift.tuning import tune

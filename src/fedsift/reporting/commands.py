@@ -9,8 +9,8 @@ from typing import Any
 
 from fedsift.data.errors import counted
 from fedsift.flags import flag
+from fedsift.settings import Settings
 from fedsift.sources import Source
-from fedsift.studies import Settings
 
 WITHOUT = ("test_fraction", "evaluate_every")  # settings that Python alone has
 

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from fedsift.data.errors import counted
 from fedsift.reporting.page import Block, Table, Words
-from fedsift.studies import Settings
+from fedsift.settings import Settings
 
 
 def simple_table() -> RichTable:

@@ -14,9 +14,9 @@ from fedsift.data.coding import has_classes
 from fedsift.data.federated import FORGET, HELD_OUT, RETAIN
 from fedsift.data.paths import site_name
 from fedsift.evaluation import evaluate
+from fedsift.linear import linear_problem
 from fedsift.problems import Problem
 from fedsift.runs import Run
-from fedsift.studies import linear_problem
 from fedsift.trees import Tree
 from fedsift.unlearning.membership import infer, scores, wilson
 

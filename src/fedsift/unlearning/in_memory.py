@@ -12,10 +12,10 @@ from fedsift import trees
 from fedsift.algorithms import FedAvg, LocalTraining
 from fedsift.data import FederatedData
 from fedsift.data.federated import RETAIN
+from fedsift.linear import linear_problem
 from fedsift.outcomes import make_outcome
 from fedsift.private_fits import refuse
 from fedsift.sealed import fingerprint
-from fedsift.studies import linear_problem
 from fedsift.training import Training
 from fedsift.trees import Tree
 from fedsift.unlearning.audit import STATEMENTS

@@ -15,11 +15,11 @@ from fedsift.data.coding import has_classes
 from fedsift.evaluation import evaluate
 from fedsift.findings import Feature
 from fedsift.forgetting import gated, with_gates, without_gates
+from fedsift.linear import linear_problem
 from fedsift.models import GateUnit
 from fedsift.outcomes import make_outcome
 from fedsift.problems import Problem
 from fedsift.runs import Run
-from fedsift.studies import linear_problem
 from fedsift.trees import Tree
 from fedsift.unlearning.methods import Guarantee, Task, Unlearned, find_forgetter, unlearn
 from fedsift.unlearning.retraining import retrain

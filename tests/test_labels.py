@@ -78,14 +78,6 @@ def test_one_label_is_a_binary_target_bit_for_bit() -> None:
     assert several.features == one.features
     for name in ("test_accuracy", "bytes_up", "bytes_down"):
         assert several.results[name] == one.results[name]
-    private: dict[str, Any] = {
-        "features": 2, "seeds": 1, "rounds": 2, "tuning_rounds": 2, "splits": 0,
-        "learning_rate": 0.1, "local_steps": 1, "standardise": "row", "weights": "uniform",
-        "privacy": fedsift.Privacy(clip=1.0, epsilon=5.0, delta=1e-5, level="sample"),
-    }  # fmt: skip
-    several, one = (fedsift.fit(rows, **private) for rows in (data, label(data, 0)))
-    assert bit_equal(several.params, one.params)
-    assert several.facts["data"]["unknown"] == {}
 
 
 def test_without_gates_each_label_is_fitted_as_if_alone() -> None:
@@ -238,6 +230,24 @@ def test_a_covariate_has_a_coefficient_for_each_label() -> None:
     assert {(effect.covariate, effect.output) for effect in run.effects} == {
         ("x9", name) for name in NAMES
     }
+
+
+def test_a_private_fit_keeps_its_budget_and_tells_no_counts_of_labels() -> None:
+    run = fedsift.fit(
+        labels(60),
+        features=2,
+        seeds=1,
+        rounds=2,
+        tuning_rounds=2,
+        splits=0,
+        learning_rate=0.1,
+        local_steps=1,
+        standardise="row",
+        weights="uniform",
+        privacy=fedsift.Privacy(clip=1.0, epsilon=5.0, delta=1e-5, level="sample"),
+    )
+    assert run.results["epsilon"] == pytest.approx(5.0, rel=1e-6)
+    assert run.facts["data"]["unknown"] == run.facts["data"]["class_counts"] == {}
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from fedsift.channels import (
 )
 from fedsift.engines.base import begin
 from fedsift.engines.vectorized import Vectorized
+from fedsift.methods import find_method
 from fedsift.problems import Problem, supervised
 from tests.laws import bit_equal, job, largest_gap, linear_problem, normal, rows
 
@@ -101,6 +102,19 @@ def test_rounded_numbers_stay_within_half_precision_and_the_rest_is_kept() -> No
     replica = channel.publish(PROBLEM, trees.zeros_like(wanted), wanted)
     assert largest_gap(replica, wanted) < 2**-10 * 4
     assert bit_equal(channel.publish(PROBLEM, replica, wanted), replica)
+
+
+def test_compact_messages_take_three_fifths_of_those_with_feedback() -> None:
+    """A gate: index and two halves, 6 bytes, in place of two indices and two whole numbers, 12."""
+    problem = supervised(models.linear(1000), outcomes.Squared())
+    wanted = upload(1, problem)
+    sizes = {}
+    for name in ("feedback", "compact"):
+        channel = find_method("eflops").channel(name, 50)
+        sent, _ = channel.send(problem, channel.init(problem, wanted), wanted)
+        sizes[name] = int(messages.size(sent))
+    assert sizes["feedback"] - sizes["compact"] == 50 * 6
+    assert sizes["compact"] < 0.6 * sizes["feedback"]
 
 
 def test_without_feedback_there_is_no_residual_and_lossless_sends_all() -> None:

@@ -2,10 +2,10 @@
 
 A message holds the parts of a tree in order. Each part takes the smallest of four forms: dense
 values (always for up to 8 numbers); indices and values; a bitmap and values; or values alone, at
-the positions of the part before it. Where all values of one of the last three are numbers of half
-precision, they are sent as such. Names and shapes are not sent: both ends know the schema.
-`size` gives the length of `encode` without encoding, in tensor operations, so that an engine can
-count bytes for a batch of messages.
+the positions of the part before it, parts of up to 8 numbers aside. Where all values of one of the
+last three are numbers of half precision, they are sent as such. Names and shapes are not sent: both
+ends know the schema. `size` gives the length of `encode` without encoding, in tensor operations, so
+that an engine can count bytes for a batch of messages.
 
 Layout, little endian: magic ``FSM``, version (u8), kind (u8: 0 replaces, 1 updates), parts (u16),
 reserved (u8); per part form (u8), dtype (u8), reserved (u16), numbers (u32), count (u32), payload.
@@ -75,7 +75,6 @@ def size(tree: Tree, changed: Tree | None = None) -> Tensor:
     for name, value in tree.items():
         if value.numel() <= SMALL:
             total = total + PART.size + value.numel() * value.element_size()
-            before = None
             continue
         mask = (value != 0 if changed is None else changed[name]).reshape(-1)
         count, width = mask.sum(), _width(value.reshape(-1), mask)
@@ -104,7 +103,8 @@ def encode(tree: Tree, changed: Tree | None = None) -> bytes:
         width = int(_width(flat, mask))
         form = _form(flat, mask, before, width)
         pieces += _encode_part(flat, mask, form, width)
-        before = None if form == DENSE else mask
+        if mask.numel() > SMALL:
+            before = None if form == DENSE else mask
     return b"".join(pieces)
 
 
@@ -206,7 +206,8 @@ def _decode_parts(reader: _Reader, schema: Tree, held: Tree | None) -> Iterator[
             else held[name].cpu().numpy().reshape(-1).copy()
         )
         flat[positions] = values
-        before = None if form == DENSE else positions
+        if numbers > SMALL:
+            before = None if form == DENSE else positions
         yield name, torch.from_numpy(flat.copy()).reshape(expected.shape)
 
 

@@ -48,6 +48,7 @@ def assert_same(one: Any, other: Any) -> None:
         ("fedht", "dense", "binary"),
         ("fediterht", "no feedback", "regression"),
         ("tuning", "dense", "multiclass"),
+        ("eflops", "half precision", "regression"),
         ("paper", "dense", "binary"),
     ],
 )

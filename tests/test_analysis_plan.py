@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import fedsift
 from fedsift import toml
 from fedsift.cli import main
-from fedsift.data import DataError, read_as, read_sites
+from fedsift.data import DataError, Dictionary, read_as, read_sites
 from fedsift.deployment.writing import read_plan as read_app
 from fedsift.inspection import check_file
 from fedsift.plans import read_plan, renew_plan
@@ -296,7 +296,7 @@ LABELS = ["sick", "well"] * 8
         ({"diagnosis": ["sick"] * 16}, "target", "note", "diagnosis: no row of 'well'"),
         ({"sex": None}, "covariate", "wrong", "no column 'sex' (there are"),
         ({"sex": ["other", "male"] * 8}, "covariate", "wrong", "sex: 8 rows of no level that"),
-        ({"age": ["old"] * 16}, "covariate", "wrong", "age: 16 values with no number"),
+        ({"age": ["old"] * 16}, "covariate", "wrong", "age: not a number in every row"),
         ({"patient": None}, "id", "wrong", "no column 'patient'"),
         ({"patient": ["", *"abcdefghijklmno"]}, "id", "wrong", "patient: 1 value missing"),
     ],
@@ -321,6 +321,81 @@ def test_each_thing_that_does_not_fit_is_said_and_refused(
     else:
         with pytest.warns(fedsift.DataWarning):
             read_plan(planned).read(files)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "change", "what", "here"),
+    [
+        ("poisson", {}, "", ""),
+        ("poisson", {3: "-1"}, "target", "line 5: 'stays' is -1, and counts are whole numbers"),
+        ("negative_binomial", {4: "2.5"}, "target", "line 6: 'stays' is 2.5, and counts are"),
+        ("poisson", {1: "two"}, "target", "line 3: the target 'stays' is 'two', not a number"),
+        ("poisson", {1: ""}, "target", ""),
+        ("regression", {3: "-2.5"}, "", ""),
+        ("regression", {3: "1e300"}, "target", "line 5: the target 'stays' is 1e+300; correct it"),
+        ("regression", {0: "NA"}, "target", ""),
+    ],
+)
+def test_numbers_of_a_target_are_looked_at_as_a_fit_looks_at_them(
+    tmp_path, outcome, change, what, here
+):
+    """The check refuses a value where the fit does, in the words of the fit, and only there."""
+    cells = [str(row % 4) for row in range(12)]
+    assert_checked_as_fitted(
+        tmp_path, {"stays": cells}, ("stays", change), what, here, target="stays", outcome=outcome
+    )
+
+
+@pytest.mark.parametrize(
+    ("column", "change", "what", "here"),
+    [
+        ("died", {}, "", ""),
+        ("died", {0: "true", 5: "0.0"}, "", ""),
+        ("died", {4: "2", 6: "3"}, "target", "line 6: 'died' is '2', not 1 (the event was seen)"),
+        ("died", {4: "lost"}, "target", "line 6: 'died' is 'lost', not 1"),
+        ("died", {4: ""}, "target", ""),
+        ("months", {3: "0"}, "time", "line 5: the time of 'died' is 0 (1 such row)"),
+        ("months", {3: "-4", 7: "0"}, "time", "line 5: the time of 'died' is -4 (2 such rows)"),
+        ("months", {3: ""}, "time", ""),
+        ("months", {3: "", 5: "0"}, "time", "line 7: the time of 'died' is 0"),
+        ("months", {3: "long"}, "time", "line 5, column 'months': 'long' is not a number"),
+        ("share", {2: "0"}, "weight", "line 4: the weight 'share' is 0.0"),
+    ],
+)
+def test_events_times_and_weights_are_looked_at_as_a_fit_looks_at_them(
+    tmp_path, column, change, what, here
+):
+    columns = {
+        "died": ["1", "0", "1"] * 4,
+        "months": [str(1 + row) for row in range(12)],
+        "share": ["1.5"] * 12,
+    }
+    named = {"target": "died", "time_column": "months", "weight_column": "share"}
+    assert_checked_as_fitted(
+        tmp_path, columns, (column, change), what, here, outcome="survival", **named
+    )
+
+
+def assert_checked_as_fitted(folder, columns, change, what, here, **dictionary) -> None:
+    """Check and read a file with some cells changed: wrong is what is refused, and is named."""
+    column, cells = change
+    columns = {"gene": [str(row) for row in range(12)], **columns}
+    columns[column] = [cells.get(row, value) for row, value in enumerate(columns[column])]
+    file = folder / "berlin.csv"
+    pl.DataFrame(columns).write_csv(file)
+    held = Dictionary(features=("gene",), **dictionary)
+    found = check_file(file, held)
+    wrong = [one for one in found["findings"] if one["state"] == "wrong"]
+    assert {one["what"] for one in wrong} == ({what} if what else set())
+    if not what:
+        read_as([file], held)
+        return
+    with pytest.raises(DataError):
+        read_as([file], held)
+    assert here in wrong[-1]["here"]
+    assert all(column in one["text"] and "\n" not in one["here"] for one in wrong)
+    values = [value for value in cells.values() if value]
+    assert not any(repr(value) in one["text"] for one in wrong for value in values)
 
 
 def test_columns_in_another_order_are_noted(sites, planned, tmp_path):

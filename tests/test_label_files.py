@@ -115,7 +115,16 @@ def test_a_plan_holds_the_labels_and_a_site_checks_them(
     assert torch.equal(held.read(files).y, read_sites(files, "a,b", id_column="id").y)
     assert check_file(Path(files[0]), held.data)["fits"]
     wrong = check_file(Path(changed(files[0], b=["maybe"] * 24)), held.data)
-    assert [one["what"] for one in wrong["findings"] if one["state"] == "wrong"] == ["target"]
+    told = [one for one in wrong["findings"] if one["state"] == "wrong"]
+    assert [(one["what"], one["text"]) for one in told] == [
+        ("target", "b: not a label in every row")
+    ]
+    assert "line 2: the label 'b' is 'maybe', not 1 or yes, 0 or no" in told[0]["here"]
+    same = check_file(Path(changed(files[0], b=["1"] * 23 + [""])), held.data)
+    assert same["fits"]  # another site may have the other
+    assert {"what": "target", "state": "note", "text": "b: no row of '0'", "here": ""} in (
+        same["findings"]
+    )
     capsys.readouterr()
     assert main(["fit", "--plan", str(out), *files, "--target=b,a", "--dry-run"]) == 2
     assert "--target b,a contradicts" in capsys.readouterr().err

@@ -22,7 +22,10 @@ __all__ = [
     "as_number",
     "check_counts",
     "check_labels",
+    "check_times",
+    "code_events",
     "code_labels",
+    "code_numbers",
     "code_of",
     "code_survival",
     "code_target",
@@ -165,11 +168,7 @@ def code_target(
         raise DataError(f"the target '{target}' has {value}; choose another")
     kind = _inferred(numbers, len(distinct)) if outcome == "auto" else cast("Outcome", outcome)
     if not has_classes(kind):
-        if numbers is None:
-            _refuse_text(labels, target, where)
-        if is_count(kind):
-            check_counts(numbers, target, where)
-        return Coded(torch.tensor(numbers, dtype=torch.float32), kind, ())
+        return Coded(code_numbers(labels, kind, target, where), kind, ())
     names = tuple(dict.fromkeys(label_name(value) for value in distinct))
     if kind == "binary" and len(names) != 2:
         raise DataError(
@@ -179,6 +178,25 @@ def code_target(
     if outcome == "auto" and len(labels) >= _ENOUGH_ROWS and 2 * len(names) > len(labels):
         _refuse_many_classes(labels, names, target, where)
     return Coded(encode(values, names, target, where), kind, names)
+
+
+def code_numbers(
+    labels: Sequence[Label],
+    outcome: str,
+    target: str = "target",
+    where: Callable[[int], str] = _row,
+) -> Tensor:
+    """Return a measured target, or counts, as float32 [N].
+
+    Raises:
+        DataError: a value is text or infinite, or of counts negative or not whole.
+    """
+    numbers = _numbers(labels, where, target)
+    if numbers is None:
+        _refuse_text(labels, target, where)
+    if is_count(outcome):
+        check_counts(numbers, target, where)
+    return torch.tensor(numbers, dtype=torch.float32)
 
 
 def encode(
@@ -226,6 +244,20 @@ def code_survival(
     Raises:
         DataError: a value is neither 0 nor 1, or a time is not above 0.
     """
+    seen = code_events(events, target, where)
+    check_times(times, target, where)
+    signs = [1.0 if value else -1.0 for value in seen]
+    return torch.tensor(signs) * torch.tensor(times, dtype=torch.float32)
+
+
+def code_events(
+    events: Sequence[Label], target: str = "event", where: Callable[[int], str] = _row
+) -> list[bool]:
+    """Return whether the event was seen, of N values 1 or true, 0 or false.
+
+    Raises:
+        DataError: a value is another one.
+    """
     seen = [_EVENTS.get(str(label).strip().lower().removesuffix(".0")) for label in events]
     odd = [row for row, value in enumerate(seen) if value is None]
     if odd:
@@ -233,6 +265,17 @@ def code_survival(
             f"{where(odd[0])}: '{target}' is '{label_name(events[odd[0]])}', not 1 (the event was"
             f" seen) or 0 (it was not; {counted(len(odd), 'such row')}); write it so"
         )
+    return [value is True for value in seen]
+
+
+def check_times(
+    times: Sequence[float], target: str = "event", where: Callable[[int], str] = _row
+) -> None:
+    """Refuse times until an event, or the last sight, that are not above 0.
+
+    Raises:
+        DataError: there is one.
+    """
     short = [row for row, time in enumerate(times) if not 0 < time <= _LARGEST]
     if short:
         raise DataError(
@@ -240,8 +283,6 @@ def code_survival(
             f" ({counted(len(short), 'such row')}); times must be above 0: add half a unit to"
             " those of the first one, or correct them"
         )
-    signs = [1.0 if value else -1.0 for value in seen]
-    return torch.tensor(signs) * torch.tensor(times, dtype=torch.float32)
 
 
 def code_labels(

@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from fedsift.data.coding import as_number, code_labels, code_of, label_name
+from fedsift.data.coding import (
+    as_number,
+    check_times,
+    code_events,
+    code_numbers,
+    code_of,
+    is_count,
+    label_name,
+)
 from fedsift.data.errors import DataError, counted, listed, nearest
 from fedsift.data.files import load_table
 from fedsift.data.paths import site_name
+from fedsift.data.readers import complete_labels, read_labels, row_weights
 from fedsift.data.tables import Tables
 from fedsift.inspection.cells import read_cells
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
     from fedsift.data.coding import Label
@@ -35,7 +45,7 @@ class Finding:
         what: rows, target, features, a covariate, id, weight or site.
         state: ``wrong`` is in the way of a fit; ``note`` is not.
         text: names of columns, names that the plan has, and counts: what may leave the site.
-        here: values that the plan does not know, for the site alone.
+        here: values that do not fit, for the site alone.
     """
 
     what: str
@@ -90,10 +100,27 @@ def _target(table: Table, dictionary: Dictionary) -> Iterator[Finding]:
         return
     labels = table.labels(name)
     yield from _empty("target", name, labels, filled=False)
-    if not classes:
-        yield from _numbers("target", name, labels)
+    if classes:
+        yield from _named("target", name, labels, classes, "class")
         return
-    yield from _named("target", name, labels, classes, "class")
+    if dictionary.outcome == "survival":
+        yield from _values("target", name, table, _read_events, "an event (1) or none (0)")
+    else:
+        noun = "a count" if is_count(dictionary.outcome) else "a number"
+        read = partial(_read_numbers, outcome=dictionary.outcome)
+        yield from _values("target", name, table, read, noun)
+
+
+def _read_events(rows: Tables, name: str) -> None:
+    code_events(complete_labels(rows, name), name, rows.where)
+
+
+def _read_numbers(rows: Tables, name: str, outcome: str) -> None:
+    code_numbers(complete_labels(rows, name), outcome, name, rows.where)
+
+
+def _read_times(rows: Tables, name: str, target: str) -> None:
+    check_times(rows.numbers([name])[:, 0].tolist(), target, rows.where)
 
 
 def _labels(table: Table, dictionary: Dictionary) -> Iterator[Finding]:
@@ -103,13 +130,16 @@ def _labels(table: Table, dictionary: Dictionary) -> Iterator[Finding]:
             yield _absent("target", name, table)
             continue
         try:
-            coded = code_labels([table.labels(name)], [name], table.where)
+            coded = read_labels(Tables((table,)), [name])
         except DataError as error:
-            yield Finding("target", "wrong", str(error))
+            yield Finding("target", "wrong", f"{name}: not a label in every row", str(error))
             continue
         unknown = int((coded < 0).sum())
         gaps = f", not known in {counted(unknown, 'row')}" if unknown else ""
         yield Finding("target", "fits", f"{name}: a label{gaps}")
+        lacks = [str(code) for code in (0, 1) if not (coded == code).any()]
+        if lacks:
+            yield Finding("target", "note", f"{name}: no row of {listed(lacks)}")
 
 
 def _features(table: Table, dictionary: Dictionary) -> Iterator[Finding]:
@@ -172,7 +202,11 @@ def _covariate(table: Table, covariate: Covariate, *, filled: bool) -> Iterator[
     if covariate.levels:
         yield from _named("covariate", name, labels, covariate.levels, "level")
     else:
-        yield from _numbers("covariate", name, labels)
+        yield from _values("covariate", name, table, _read_covariate, "a number")
+
+
+def _read_covariate(rows: Tables, name: str) -> None:
+    rows.numbers([name])
 
 
 def _others(table: Table, dictionary: Dictionary) -> Iterator[Finding]:
@@ -183,14 +217,14 @@ def _others(table: Table, dictionary: Dictionary) -> Iterator[Finding]:
             yield _absent(what, name, table)
             continue
         labels = table.labels(name)
-        missing = list(_empty(what, name, labels, filled=False))
-        numbers = [as_number(label) for label in labels if label is not None]
-        wrong = sum(number is None or not number > 0 for number in numbers)
-        if what in {"weight", "time"} and wrong:
-            yield Finding(what, "wrong", f"{name}: {counted(wrong, 'value')} not positive")
-        elif not missing:
+        yield from _empty(what, name, labels, filled=False)
+        if what == "weight":
+            yield from _values(what, name, table, row_weights, "a weight above 0")
+        elif what == "time":
+            read = partial(_read_times, target=dictionary.target)
+            yield from _values(what, name, table, read, "a time above 0")
+        elif None not in labels:
             yield Finding(what, "fits", name)
-        yield from missing
 
 
 def _absent(what: str, name: str, table: Table) -> Finding:
@@ -207,13 +241,21 @@ def _empty(
         yield Finding(what, "note" if filled else "wrong", text)
 
 
-def _numbers(what: str, name: str, labels: Iterable[Label | None]) -> Iterator[Finding]:
-    other = [label for label in labels if label is not None and as_number(label) is None]
-    if other:
-        text = f"{name}: {counted(len(other), 'value')} with no number"
-        yield Finding(what, "wrong", text, f"such as {listed(dict.fromkeys(map(str, other)))}")
+def _values(
+    what: str, name: str, table: Table, read: Callable[[Tables, str], object], noun: str
+) -> Iterator[Finding]:
+    """Look at the cells that are filled, with ``read``, which refuses what a fit refuses."""
+    filled = [row for row, label in enumerate(table.labels(name)) if label is not None]
+    lines = tuple(table.lines[row] for row in filled)
+    if not filled:
+        return
+    try:
+        part = replace(table, frame=table.frame.select(name)[filled], lines=lines)
+        read(Tables((part,)), name)
+    except DataError as error:
+        yield Finding(what, "wrong", f"{name}: not {noun} in every row", str(error))
     else:
-        yield Finding(what, "fits", f"{name}, measured")
+        yield Finding(what, "fits", f"{name}: {noun}")
 
 
 def _named(

@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 import tomllib
 from pathlib import Path
 
@@ -20,7 +21,9 @@ from fedsift.inspection import check_file
 from fedsift.plans import read_plan, renew_plan
 from fedsift.run_folder import RunError, read_facts
 from fedsift.runs import load_run
-from fedsift.signing import check_signature
+from fedsift.sign_offs import check_signed
+from fedsift.signing import check_signature, record_hash
+from fedsift.signing import signed as signed_record
 from tests.test_cli import TINY, write_sites
 
 COLUMNS = ("--target", "diagnosis", "--id", "patient")
@@ -504,22 +507,89 @@ def test_a_record_that_was_changed_is_refused(sites, plan, tmp_path, capsys):
     assert "is not as it was written" in err
 
 
-def test_a_record_can_be_signed_with_a_key(sites, plan, tmp_path):
+@pytest.fixture
+def keyed(sites, plan, tmp_path) -> Path:
+    """Berlin's record, signed with its key; the key lies beside it."""
+    assert sign(plan, sites[0], tmp_path, "--key", str(new_key(tmp_path / "key.pem"))) == 0
+    record: Path = tmp_path / "plan.berlin.signed.json"
+    return record
+
+
+def new_key(path: Path) -> Path:
     ed25519 = pytest.importorskip("cryptography.hazmat.primitives.asymmetric.ed25519")
     from cryptography.hazmat.primitives import serialization
 
-    key = tmp_path / "key.pem"
-    key.write_bytes(
+    path.write_bytes(
         ed25519.Ed25519PrivateKey.generate().private_bytes(
             serialization.Encoding.PEM,
             serialization.PrivateFormat.PKCS8,
             serialization.NoEncryption(),
         )
     )
-    assert sign(plan, sites[0], tmp_path, "--key", str(key)) == 0
-    record = json.loads((tmp_path / "plan.berlin.signed.json").read_text())
+    return path
+
+
+def test_a_record_can_be_signed_with_a_key(plan, keyed, tmp_path):
+    record, key = json.loads(keyed.read_text()), tmp_path / "key.pem"
+    assert check_signature(record)
     assert check_signature(record, key)
     assert not check_signature(record | {"hash": "0" * 64}, key)
+    assert not check_signature(record | {"signed_by": "B. Meyer"}, key)
+    assert not check_signature(record, new_key(tmp_path / "other.pem"))
+    (signed,) = check_signed(read_plan(plan), {"berlin": 16}, [keyed])
+    assert signed == {name: record[name] for name in ("site", "signed_by", "signed_at", "key")}
+
+
+def sealed(record):
+    return record | {"hash": record_hash(record)}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda r, o: r | {"signed_by": "B"}, "is not as it was written"),
+        (lambda r, o: r | {"hash": "0" * 64}, "is not as it was written"),
+        (lambda r, o: r | {"key": o["key"]}, "is not as it was written"),
+        (lambda r, o: sealed(r | {"signed_by": "B"}), "is not that of its key and its content"),
+        (lambda r, o: sealed(r | {"key": o["key"]}), "is not that of its key and its content"),
+        (lambda r, o: sealed(r | {"key": "no hex"}), "is not that of its key and its content"),
+        (lambda r, o: sealed(r | {"key": None}), "is not that of its key and its content"),
+        (lambda r, o: r | {"signature": o["signature"]}, "is not that of its key and its content"),
+        (lambda r, o: r | {"signature": r["signature"][:-2]}, "is not that of its key and its"),
+        (lambda r, o: r | {"signature": 7}, "is not that of its key and its content"),
+        (lambda r, o: {k: v for k, v in r.items() if k != "signature"}, "no signature is there"),
+        (lambda r, o: sealed({k: v for k, v in r.items() if k != "key"}), "no key is there"),
+    ],
+)
+def test_each_part_of_a_signed_record_is_checked(
+    sites, plan, keyed, tmp_path, capsys, change, said
+):
+    """One line names the site and the file, whichever part was tampered with."""
+    record = json.loads(keyed.read_text())
+    other = signed_record({k: v for k, v in record.items() if k not in {"hash", "signature"}},
+                          new_key(tmp_path / "other.pem"))  # fmt: skip
+    keyed.write_text(json.dumps(change(record, other)))
+    capsys.readouterr()
+    err = refusal(capsys, "fit", "--plan", str(plan), sites[0], "--signed", str(keyed))
+    assert said in err
+    assert str(keyed) in err
+    assert "'berlin'" in err
+
+
+def test_a_record_without_key_and_signature_is_a_statement(plan, keyed):
+    """Documented: a record that was stripped of both is one without a key, and the run says so."""
+    record = json.loads(keyed.read_text())
+    keyed.write_text(
+        json.dumps(sealed({k: v for k, v in record.items() if k not in {"key", "signature"}}))
+    )
+    (signed,) = check_signed(read_plan(plan), {"berlin": 16}, [keyed])
+    assert "key" not in signed
+
+
+def test_a_signature_that_cannot_be_checked_is_refused(plan, keyed, monkeypatch):
+    monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.asymmetric", None)
+    with pytest.raises(RunError, match=r"'berlin' cannot be checked: .*fedsift\[sign\]"):
+        check_signed(read_plan(plan), {"berlin": 16}, [keyed])
 
 
 @pytest.mark.parametrize(

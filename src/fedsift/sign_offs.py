@@ -2,7 +2,8 @@
 
 A record names the site, who signed when, and the fingerprint of the plan, so that it counts for
 this plan alone. It holds names and counts, no values of rows. Without a key it is a statement with
-a name below it; with an Ed25519 key its signature can be checked (`fedsift.signing`).
+a name below it; signed with an Ed25519 key it names the public one, and its signature is checked
+(`fedsift.signing`). Whose key that is, the site says by another way.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from fedsift.data.errors import counted, listed
 from fedsift.plans import AnalysisPlan
 from fedsift.run_folder import RunError
 from fedsift.sealed import write_atomic
-from fedsift.signing import record_hash, signed
+from fedsift.signing import check_signature, record_hash, signed
 
 __all__ = ["check_signed", "sign_off"]
 
@@ -84,7 +85,7 @@ def sign_off(
 def check_signed(
     plan: AnalysisPlan, sites: Mapping[str, int | None], places: Sequence[Path]
 ) -> list[dict[str, Any]]:
-    """Return who signed for each site, in their order; none if no place is named.
+    """Return who signed for each site, and with which key; none if no place is named.
 
     Args:
         plan: what was to be signed.
@@ -92,8 +93,8 @@ def check_signed(
         places: records, or folders of them.
 
     Raises:
-        RunError: a site did not sign, or signed another plan or other rows, or a record was
-            changed.
+        RunError: a site did not sign, or signed another plan or other rows, a record was changed,
+            or its signature is not that of its key.
     """
     if not places:
         return []
@@ -114,7 +115,8 @@ def check_signed(
                 f"{file}: site '{site}' signed for {counted(had, 'row')}, its file has {now}; have"
                 " it check and sign again"
             )
-        records[site] = {key: record[key] for key in ("site", "signed_by", "signed_at")}
+        kept = ("site", "signed_by", "signed_at", "key")
+        records[site] = {name: record[name] for name in kept if name in record}
     absent = [site for site in sites if site not in records]
     if absent:
         where = ", ".join(map(str, places))
@@ -144,8 +146,34 @@ def _read(file: Path) -> dict[str, Any]:
             f"{file} has version {record.get('version')}, this release reads {VERSION}; have the"
             " site sign anew"
         )
+    site = record.get("site")
     if record.get("hash") != record_hash(record):
         raise RunError(
-            f"{file} is not as it was written (its hash differs); get it from the site again"
+            f"{file}: the sign-off of site '{site}' is not as it was written (its hash differs);"
+            " get it from the site again"
         )
+    _check_signature(file, record)
     return record
+
+
+def _check_signature(file: Path, record: Mapping[str, Any]) -> None:
+    """Refuse a signature that is not that of the record's key; a record may have neither.
+
+    Raises:
+        RunError: it is not, one of the two is not there, or it cannot be checked here.
+    """
+    carried = {"key", "signature"} & set(record)
+    if not carried:
+        return
+    about = f"{file}: the signature of site '{record.get('site')}'"
+    if len(carried) == 1:
+        absent = "key" if "signature" in carried else "signature"
+        raise RunError(f"{about} cannot be checked (no {absent} is there); have the site sign anew")
+    try:
+        valid = check_signature(record)
+    except RunError as error:
+        raise RunError(f"{about} cannot be checked: {error}") from error
+    if not valid:
+        raise RunError(
+            f"{about} is not that of its key and its content; get the record from the site again"
+        )

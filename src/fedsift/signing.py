@@ -20,27 +20,43 @@ def record_hash(record: Mapping[str, Any]) -> str:
 def signed(record: Mapping[str, Any], key_file: Path | None = None) -> dict[str, Any]:
     """Return a record with its hash and, with an Ed25519 private key (PEM), a signature of it.
 
+    A signed record names its public key (``key``, hex), too, which the hash is of as well.
+
     Raises:
         RunError: the key cannot be used.
     """
-    whole = {**record, "hash": record_hash(record)}
-    if key_file is not None:
-        whole["signature"] = _key(key_file).sign(whole["hash"].encode()).hex()
+    whole, private = dict(record), None if key_file is None else _key(key_file)
+    if private is not None:
+        whole["key"] = private.public_key().public_bytes_raw().hex()
+    whole["hash"] = record_hash(whole)
+    if private is not None:
+        whole["signature"] = private.sign(whole["hash"].encode()).hex()
     return whole
 
 
-def check_signature(record: dict[str, Any], key_file: Path) -> bool:
-    """Tell whether a record was signed with a key (a private or public PEM file).
+def check_signature(record: Mapping[str, Any], key_file: Path | None = None) -> bool:
+    """Tell whether a record is as it was signed with a key.
+
+    Args:
+        record: as `signed` returns it.
+        key_file: a private or public PEM file; by default the key is the one that the record names,
+            which tells that the record is whole, and not whose key it is.
 
     Raises:
-        RunError: the key cannot be read.
+        RunError: the key of the file cannot be read, or cryptography is not installed.
     """
+    ed25519 = _ed25519()
     from cryptography.exceptions import InvalidSignature
 
-    key = _key(key_file, public=True)
+    if record.get("hash") != record_hash(record):
+        return False
     try:
-        key.verify(bytes.fromhex(record.get("signature", "")), record["hash"].encode())
-    except (InvalidSignature, ValueError):
+        if key_file is None:
+            key = ed25519.Ed25519PublicKey.from_public_bytes(bytes.fromhex(record["key"]))
+        else:
+            key = _key(key_file, public=True)
+        key.verify(bytes.fromhex(record["signature"]), record["hash"].encode())
+    except (InvalidSignature, KeyError, TypeError, ValueError):
         return False
     return True
 
@@ -60,12 +76,9 @@ def _key(file: Path, *, public: bool = False) -> Any:
     Raises:
         RunError: cryptography is not installed, or the file holds no Ed25519 key.
     """
-    try:
-        from cryptography.hazmat.primitives import serialization
-        from cryptography.hazmat.primitives.asymmetric import ed25519
-    except ImportError as error:
-        msg = "signing needs the package cryptography: pip install 'fedsift[sign]'"
-        raise RunError(msg) from error
+    ed25519 = _ed25519()
+    from cryptography.hazmat.primitives import serialization
+
     try:
         content = file.read_bytes()
         if public and b"PUBLIC" in content:
@@ -82,3 +95,17 @@ def _key(file: Path, *, public: bool = False) -> Any:
     if not isinstance(key, wanted):
         raise RunError(f"{file} holds another kind of key; give an Ed25519 one")
     return key
+
+
+def _ed25519() -> Any:
+    """Return the module of such keys.
+
+    Raises:
+        RunError: cryptography is not installed.
+    """
+    try:
+        from cryptography.hazmat.primitives.asymmetric import ed25519
+    except ImportError as error:
+        msg = "signatures need the package cryptography: pip install 'fedsift[sign]'"
+        raise RunError(msg) from error
+    return ed25519

@@ -386,7 +386,9 @@ def _planned(plan: Mapping[str, Any]) -> str:
     """Say which analysis plan was followed, and who signed it."""
     title = f" “{plan['title']}”" if plan["title"] else ""
     names = [
-        f"{one['site']} ({one['signed_by']}, {one['signed_at'][:10]})" for one in plan["signed"]
+        f"{one['site']} ({one['signed_by']}, {one['signed_at'][:10]}"
+        + (f", key {one['key'][:12]})" if "key" in one else ")")
+        for one in plan["signed"]
     ]
     signed = f" Signed off by {', '.join(names)}." if names else ""
     return f"The run followed an analysis plan{title}, whose fingerprint is below.{signed}"

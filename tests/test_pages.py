@@ -32,6 +32,8 @@ NOT_RUN = {
     "fedsift reproduce synthetic --quick": "minutes; tests/acceptance does it",
     "fedsift reproduce synthetic --jobs 2 --out synthetic": "hours",
     "fedsift reproduce synthetic --out synthetic --so-far": "goes on with the former",
+    "fedsift reproduce golub --quick": "minutes; tests/acceptance does it",
+    "fedsift reproduce golub --jobs 2 --out golub": "half an hour",
     "fedsift fit --demo golub --track csv --track tensorboard:board": (
         "needs fedsift[track]; tests/test_trackers.py does it"
     ),

@@ -22,7 +22,7 @@ from fedsift.data import synthetic_regression
 from fedsift.engines import Plan, make_engine
 from fedsift.engines.base import Job, begin
 from fedsift.engines.plan import compile_pays
-from fedsift.linear import linear_problem
+from fedsift.linear_problems import linear_problem
 
 
 def measure(sites: int, seeds: int, d: int, repeats: int) -> dict[str, float]:

@@ -42,7 +42,7 @@ from benchmarks._common import Results, Target, require, run_script, versions
 from benchmarks._jobs import NetworkJob, SteppedRun, regression_sites
 from benchmarks._plots import bars
 from fedsift.algorithms import EFLoPS
-from fedsift.linear import linear_problem
+from fedsift.linear_problems import linear_problem
 from fedsift.models import mlp
 
 REQUIREMENT = "flwr[simulation]==1.42.0"

@@ -30,7 +30,7 @@ from benchmarks._plots import bars
 from fedsift import random, trees
 from fedsift.algorithms import EFLoPS
 from fedsift.gates import PHI_MAX
-from fedsift.linear import linear_problem
+from fedsift.linear_problems import linear_problem
 from fedsift.sites import SiteData
 from fedsift.trees import Tree
 

@@ -40,7 +40,7 @@ from fedsift.channels import Lossless
 from fedsift.data import FederatedData
 from fedsift.engines import Plan, make_engine
 from fedsift.engines.base import Carried, Job, begin
-from fedsift.linear import linear_problem
+from fedsift.linear_problems import linear_problem
 
 LANES, FEATURES, BATCH = (6, 60, 600), (1_000, 10_000, 100_000), 32
 FEW, MANY = 2, 6

@@ -29,7 +29,7 @@ from benchmarks._common import Results, Target, run_script, versions
 from benchmarks._jobs import SteppedRun, regression_sites
 from benchmarks._plots import bars
 from fedsift.algorithms import EFLoPS
-from fedsift.linear import linear_problem
+from fedsift.linear_problems import linear_problem
 
 SITES = (10, 100, 1_000, 10_000)
 FEATURES, ROWS, BATCH = 2, 4, 32

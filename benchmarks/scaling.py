@@ -35,7 +35,7 @@ import torch
 from fedsift.algorithms import EFLoPS
 from fedsift.channels import TopM
 from fedsift.data import MappedWriter, open_mapped
-from fedsift.linear import linear_problem
+from fedsift.linear_problems import linear_problem
 from fedsift.training import train
 
 # Sites, features, and rows of a site; the first of each is the size of the other two series.

@@ -30,7 +30,7 @@ from benchmarks._common import Results, Target, interleaved, run_script, version
 from benchmarks._jobs import SteppedRun, regression_sites
 from benchmarks._plots import bars
 from fedsift.algorithms import EFLoPS
-from fedsift.linear import linear_problem
+from fedsift.linear_problems import linear_problem
 
 SITES, ROWS, BATCH, SEEDS = 10, 40, 32, 30
 

@@ -15,7 +15,7 @@ from benchmarks._jobs import SteppedRun, regression_sites
 from benchmarks._numpy_step import eflops_step
 from fedsift import random, trees
 from fedsift.algorithms import EFLoPS
-from fedsift.linear import linear_problem
+from fedsift.linear_problems import linear_problem
 from fedsift.sites import SiteData
 
 

@@ -18,7 +18,7 @@ from fedsift.data import DataError, FederatedData, Standardiser
 from fedsift.data.site_files import SiteFile
 from fedsift.engines.flower.roster import classes_of
 from fedsift.exports import original_units
-from fedsift.linear import constants_of, linear_problem, problem_of
+from fedsift.linear_problems import constants_of, linear_problem, problem_of
 from fedsift.problems import Batch
 from tests.laws import normal
 

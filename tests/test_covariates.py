@@ -16,7 +16,7 @@ from fedsift.data import FederatedData, Standardiser, read_sites
 from fedsift.estimators import FederatedSparseClassifier, FederatedSparseRegressor
 from fedsift.exports import coefficients, predictions
 from fedsift.forgetting import remade
-from fedsift.linear import linear_problem, problem_of
+from fedsift.linear_problems import linear_problem, problem_of
 from fedsift.outcomes import make_outcome
 from fedsift.problems import Batch, supervised
 from fedsift.reporting.tables import fit_report, to_text

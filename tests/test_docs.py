@@ -166,6 +166,6 @@ def test_the_examples_of_the_outcomes_run():
     examples = re.findall(
         r"```python\n(.*?)```", (ROOT / "docs/outcomes.md").read_text(), re.DOTALL
     )
-    assert len(examples) == 2
+    assert len(examples) == 3
     for block in examples:
         exec(compile(block, "docs/outcomes.md", "exec"), {})  # noqa: S102

@@ -243,7 +243,7 @@ def unseen_rows(original: Path, count: int = 24, sick: str = "sick") -> Path:
 def test_membership_is_told_from_rows_never_seen(folder: Path, original: Path, method: str) -> None:
     """The figures are those of the attack by loss on the two sets of rows, with intervals."""
     from fedsift.data import read_table
-    from fedsift.linear import linear_problem
+    from fedsift.linear_problems import linear_problem
     from fedsift.unlearning.membership import infer, scores
 
     file = unseen_rows(original)

@@ -18,7 +18,7 @@ from fedsift.data import DataError, DataWarning, FederatedData, Standardiser
 from fedsift.data.groups import groups_of, named_groups, read_gmt
 from fedsift.estimators import FederatedSparseClassifier, FederatedSparseRegressor
 from fedsift.forgetting import remade
-from fedsift.linear import linear_problem, problem_of
+from fedsift.linear_problems import linear_problem, problem_of
 from fedsift.outcomes import make_outcome
 from fedsift.problems import Batch, supervised
 from fedsift.reporting.tables import fit_report, to_text

@@ -100,6 +100,18 @@ def test_sizes_by_hand() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [1e-9, 1e-6, 3e-5, 1.0, 1e4, 1e9])
+def test_the_nearest_of_half_precision(dtype: torch.dtype, size: float) -> None:
+    """None is nearer than torch's own, whatever way a tie goes; all are of half precision."""
+    value = size * normal(3000).to(dtype)
+    rounded = messages.to_half(value)
+    known = value.half().to(dtype).clamp(-65504, 65504)
+    assert torch.equal(rounded.half().to(dtype), rounded)
+    assert torch.equal((rounded - value).abs(), (known - value).abs())
+    assert torch.equal(messages.to_half(known), known)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_numbers_of_half_precision_take_two_bytes_and_arrive_as_they_were(
     dtype: torch.dtype,
 ) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from fedsift import fit, regression
 from fedsift.algorithms import OneShot, SolvedAtSite
 from fedsift.data import FederatedData, Standardiser, synthetic_regression
-from fedsift.linear import linear_problem
+from fedsift.linear_problems import linear_problem
 from fedsift.methods import METHODS
 from fedsift.regression import Moments, lasso, pseudo_rows, ridge_on
 from fedsift.settings import Settings

@@ -10,13 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedsift import messages
 from fedsift.algorithms import EFLoPS
 from fedsift.channels import TopM
 from fedsift.engines.base import Carried, Job
 from fedsift.engines.grid import PADDING, SPARE, block_rows
 from fedsift.engines.programs import Programs
 from fedsift.engines.vectorized import Vectorized
-from tests.laws import job, largest_gap, linear_problem, proceed, rows
+from tests.laws import job, largest_gap, linear_problem, normal, proceed, rows
 
 
 def gated(
@@ -44,6 +45,16 @@ def test_fused_and_unfused_agree_and_nothing_is_compiled_twice(
     assert fused.programs.fused, caplog.text
     assert largest_gap(carried.server, plain.server) <= 1e-5
     assert torch.equal(early + late, plain_bytes)
+
+
+@pytest.mark.skipif(
+    not any(map(shutil.which, ("g++", "clang++", "c++"))), reason="there is no C++ compiler"
+)
+def test_a_compiler_leaves_no_rounding_out() -> None:
+    value = normal(4000) * 10.0 ** normal(4000, seed=1)
+    fused = torch.compile(messages.to_half, fullgraph=True)(value)
+    assert torch.equal(fused, messages.to_half(value))
+    assert not torch.equal(fused, value)
 
 
 def more(

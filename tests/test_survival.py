@@ -17,7 +17,7 @@ from fedsift.data.notes import notes_on_target
 from fedsift.engines.loop import Loop
 from fedsift.engines.vectorized import Vectorized
 from fedsift.evaluation import evaluate
-from fedsift.linear import linear_problem
+from fedsift.linear_problems import linear_problem
 from fedsift.outcomes import Cox
 from fedsift.outcomes.survival import concordance, cumulative_hazard
 from tests.laws import job, largest_gap, normal, proceed

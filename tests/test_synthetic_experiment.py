@@ -12,7 +12,7 @@ from fedsift.experiments import find_experiment, synthetic
 from fedsift.experiments.base import run_experiment
 from fedsift.experiments.lanes import by_part, joined, prepare, train_side_by_side
 from fedsift.experiments.synthetic_rows import difference
-from fedsift.linear import linear_problem
+from fedsift.linear_problems import linear_problem
 from fedsift.run_folder import RunError
 from fedsift.training import train
 

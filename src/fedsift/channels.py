@@ -148,10 +148,7 @@ class TopM:
         return self._rounded(self._picked(problem, wanted, masks))
 
     def _rounded(self, tree: Tree) -> Tree:
-        if not self.half:
-            return tree
-        top = torch.finfo(torch.float16).max
-        return {k: v.clamp(-top, top).half().to(v.dtype) for k, v in tree.items()}
+        return {k: messages.to_half(v) for k, v in tree.items()} if self.half else tree
 
     def _picked(self, problem: Problem, wanted: Tree, masks: list[Tensor]) -> Tree:
         """Return the parts with zeros for what is not chosen."""

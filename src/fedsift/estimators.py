@@ -26,7 +26,7 @@ from fedsift.data.errors import DataWarning, nearest
 from fedsift.data.groups import groups_of, named_groups
 from fedsift.data.standardise import How, per_unit
 from fedsift.findings import choice_figures
-from fedsift.linear import slopes_of
+from fedsift.linear_problems import slopes_of
 from fedsift.methods import Messages, find_method
 from fedsift.selection import inclusion_probability
 from fedsift.settings import Settings

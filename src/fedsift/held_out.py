@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedsift.data import FederatedData, How, RemoteData, Standardiser
 from fedsift.forgetting import class_logits
-from fedsift.linear import slopes_of
+from fedsift.linear_problems import slopes_of
 from fedsift.measures import auc
 from fedsift.outcomes import make_outcome
 from fedsift.selection import t_interval

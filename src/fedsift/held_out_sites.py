@@ -18,7 +18,7 @@ from typing import Any
 
 from fedsift.data import FederatedData, Standardiser
 from fedsift.evaluation import evaluate
-from fedsift.linear import linear_problem
+from fedsift.linear_problems import linear_problem
 from fedsift.selection import Interval, t_interval
 from fedsift.settings import Settings
 from fedsift.studies import Case, Fit

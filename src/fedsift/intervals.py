@@ -16,7 +16,7 @@ from fedsift.data import FederatedData, Standardiser
 from fedsift.data.coding import has_unit, is_count
 from fedsift.findings import feature_table
 from fedsift.inference import NotEstimableError, estimate, halves, quantile
-from fedsift.linear import constants_of
+from fedsift.linear_problems import constants_of
 from fedsift.settings import Settings
 from fedsift.studies import Case, Fit
 

@@ -21,7 +21,7 @@ from fedsift.data.errors import nearest
 from fedsift.data.harmonise import own_units
 from fedsift.evaluation import evaluate
 from fedsift.findings import Effect, Feature, effects
-from fedsift.linear import linear_problem, slopes_of
+from fedsift.linear_problems import linear_problem, slopes_of
 from fedsift.outcomes import make_outcome
 from fedsift.run_folder import (
     CHECKPOINTS,

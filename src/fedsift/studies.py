@@ -36,7 +36,7 @@ from fedsift.engines import Plan
 from fedsift.engines.base import Job
 from fedsift.evaluation import OwnValues, evaluate
 from fedsift.inference import check_half
-from fedsift.linear import constants_of, linear_problem
+from fedsift.linear_problems import constants_of, linear_problem
 from fedsift.methods import Method, find_method
 from fedsift.privacy import Privacy, check
 from fedsift.private_fits import check_data, check_settings, promise

@@ -31,7 +31,7 @@ from fedsift.findings import (
 from fedsift.held_out import held_out
 from fedsift.held_out_sites import held_out_figures, site_cases
 from fedsift.intervals import ensemble_spread, half_case, split_intervals
-from fedsift.linear import linear_problem
+from fedsift.linear_problems import linear_problem
 from fedsift.methods import find_method
 from fedsift.private_fits import described, promise, refuse
 from fedsift.profiles import profiles

@@ -17,7 +17,7 @@ from fedsift.channels import TopM
 from fedsift.data import FederatedData, Standardiser, iid, split
 from fedsift.evaluation import evaluate
 from fedsift.experiments.lanes import by_part, choices, joined, train_side_by_side
-from fedsift.linear import constants_of, linear_problem
+from fedsift.linear_problems import constants_of, linear_problem
 from fedsift.outcomes.survival import concordance
 from fedsift.selection import t_interval
 

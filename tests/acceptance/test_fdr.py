@@ -19,7 +19,7 @@ from fedsift.channels import Lossless
 from fedsift.controlled import by_decoys, importance
 from fedsift.data import FederatedData, Standardiser
 from fedsift.experiments.lanes import by_part, train_side_by_side
-from fedsift.linear import linear_problem
+from fedsift.linear_problems import linear_problem
 
 N, D, TRUE, SIZE, LEVEL = 300, 150, 15, 0.25, 0.1
 KEPT, SEEDS, ROUNDS = 30, 3, 100

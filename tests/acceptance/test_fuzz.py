@@ -20,7 +20,7 @@ from fedsift.data import DataError, read_sites
 from fedsift.engines.flower import Policy
 from fedsift.engines.flower.parts import Part
 from fedsift.engines.flower.wire import DATA, END, HEAD, pack, unpack
-from fedsift.linear import linear_problem
+from fedsift.linear_problems import linear_problem
 from fedsift.training import Training, train
 from tests.flower.fake import FakeGrid, connected, nodes_of
 from tests.laws import CHANNELS, every_algorithm, largest_gap, normal, rows

@@ -14,7 +14,7 @@ from fedsift.aggregation import AGGREGATORS
 from fedsift.algorithms import EFLoPS, Tuning
 from fedsift.data import Standardiser, synthetic_regression
 from fedsift.evaluation import evaluate
-from fedsift.linear import linear_problem
+from fedsift.linear_problems import linear_problem
 from fedsift.recovery import TrainingError
 from fedsift.robust import MultiKrum
 from fedsift.selection import ensemble_support

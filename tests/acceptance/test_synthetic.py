@@ -9,7 +9,7 @@ import torch
 from fedsift.algorithms import EFLoPS, FedAvg, FedIterHT
 from fedsift.channels import Lossless, TopM
 from fedsift.data import Standardiser, synthetic_regression
-from fedsift.linear import linear_problem
+from fedsift.linear_problems import linear_problem
 from fedsift.selection import ensemble_support, t_interval
 from fedsift.training import train
 

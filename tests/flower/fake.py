@@ -18,7 +18,7 @@ from fedsift.engines.flower.apps import client_app
 from fedsift.engines.flower.node import Node, Source
 from fedsift.engines.flower.parts import CLASSES
 from fedsift.engines.flower.roster import connect
-from fedsift.linear import problem_of
+from fedsift.linear_problems import problem_of
 
 # (node, how many messages it was sent before, the answer) → the answers that arrive, and after how
 # many looks for them.

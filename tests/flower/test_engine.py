@@ -9,7 +9,7 @@ import torch
 from fedsift import fit
 from fedsift.algorithms import EFLoPSPaper
 from fedsift.data import DataError
-from fedsift.linear import linear_problem
+from fedsift.linear_problems import linear_problem
 from fedsift.methods import METHODS
 from fedsift.training import train
 from tests.flower.fake import FakeGrid, connected, nodes_of

@@ -17,7 +17,7 @@ from fedsift.checkpoints import StageCheckpoint
 from fedsift.data import FederatedData, RemoteData
 from fedsift.engines.flower import Policy, SitesError
 from fedsift.engines.flower.wire import pack, unpack
-from fedsift.linear import linear_problem
+from fedsift.linear_problems import linear_problem
 from fedsift.training import Training, train
 from tests.flower.fake import QUICK, FakeGrid, connected, nodes_of
 from tests.laws import KEPT, every_algorithm, largest_gap, rows

@@ -22,7 +22,7 @@ from fedsift.engines.flower import Policy, SitesError
 from fedsift.engines.flower.site import folder_beside
 from fedsift.engines.flower.wire import unpack
 from fedsift.forgetting import forgetting, gated, remade
-from fedsift.linear import linear_problem, problem_of
+from fedsift.linear_problems import linear_problem, problem_of
 from fedsift.outcomes import make_outcome
 from fedsift.problems import Batch
 from fedsift.settings import Settings

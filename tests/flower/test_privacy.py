@@ -18,7 +18,7 @@ from fedsift.engines.flower.memory import Memory
 from fedsift.engines.flower.node import Node
 from fedsift.engines.flower.parts import Part, PartError
 from fedsift.engines.flower.site import Site
-from fedsift.linear import linear_problem, problem_of
+from fedsift.linear_problems import linear_problem, problem_of
 from fedsift.privacy import Level, Privacy
 from fedsift.settings import Settings
 from fedsift.training import train

@@ -17,7 +17,7 @@ from fedsift.deployment.plan import Plan
 from fedsift.engines.flower.limits import Limit
 from fedsift.engines.flower.node import Node, Source
 from fedsift.engines.flower.site import folder_beside
-from fedsift.linear import problem_of
+from fedsift.linear_problems import problem_of
 from fedsift.privacy import Privacy
 
 

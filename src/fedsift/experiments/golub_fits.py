@@ -31,7 +31,7 @@ from fedsift.data import (
     split,
 )
 from fedsift.evaluation import evaluate
-from fedsift.linear import linear_problem
+from fedsift.linear_problems import linear_problem
 from fedsift.methods import find_method
 from fedsift.models import GateUnit
 from fedsift.problems import Problem

@@ -14,7 +14,7 @@ from fedsift.data import FederatedData, Standardiser, synthetic_regression
 from fedsift.data.synthetic import SyntheticRegression
 from fedsift.evaluation import evaluate
 from fedsift.experiments.lanes import Prepared, by_part, choices, prepare, train_side_by_side
-from fedsift.linear import linear_problem
+from fedsift.linear_problems import linear_problem
 from fedsift.methods import Messages, find_method
 from fedsift.problems import Problem
 from fedsift.regression import Moments, best_subset, lasso, ridge_on

@@ -14,7 +14,7 @@ from fedsift.data.coding import has_classes
 from fedsift.data.federated import FORGET, HELD_OUT, RETAIN
 from fedsift.data.paths import site_name
 from fedsift.evaluation import evaluate
-from fedsift.linear import linear_problem
+from fedsift.linear_problems import linear_problem
 from fedsift.problems import Problem
 from fedsift.runs import Run
 from fedsift.trees import Tree

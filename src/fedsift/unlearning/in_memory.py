@@ -12,7 +12,7 @@ from fedsift import trees
 from fedsift.algorithms import FedAvg, LocalTraining
 from fedsift.data import FederatedData
 from fedsift.data.federated import RETAIN
-from fedsift.linear import linear_problem
+from fedsift.linear_problems import linear_problem
 from fedsift.outcomes import make_outcome
 from fedsift.private_fits import refuse
 from fedsift.sealed import fingerprint

@@ -15,7 +15,7 @@ from fedsift.data.coding import has_classes
 from fedsift.evaluation import evaluate
 from fedsift.findings import Feature
 from fedsift.forgetting import gated, with_gates, without_gates
-from fedsift.linear import linear_problem
+from fedsift.linear_problems import linear_problem
 from fedsift.models import GateUnit
 from fedsift.outcomes import make_outcome
 from fedsift.problems import Problem

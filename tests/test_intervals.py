@@ -9,9 +9,10 @@ import pytest
 import fedsift
 from fedsift.cli import main
 from fedsift.data import FederatedData, Standardiser
-from fedsift.inference import estimate, halves, quantile
+from fedsift.inference import estimate, halves
 from fedsift.intervals import half_case
 from fedsift.reporting.tables import fit_report, to_text
+from fedsift.selection import t_quantile
 from fedsift.settings import Settings
 from fedsift.studies import Case
 
@@ -47,9 +48,9 @@ def test_they_are_least_squares_of_the_half_that_did_not_choose():
         middle = units.target_scale * weights[place]
         assert effect["estimate"] == pytest.approx(middle, abs=1e-8)
         assert effect["error"] == pytest.approx(errors[place], abs=1e-8)
-        half = quantile(0.025, freedom) * errors[place]
+        half = t_quantile(0.025, freedom) * errors[place]
         assert effect["low"] == pytest.approx(middle - half, abs=1e-8)
-        every = quantile(0.0125, freedom) * errors[place]
+        every = t_quantile(0.0125, freedom) * errors[place]
         assert effect["high_all"] == pytest.approx(middle + every, abs=1e-8)
     assert told["rows"] == second.n_samples
 
@@ -115,6 +116,7 @@ def test_the_spread_is_that_of_the_seeds_and_no_interval():
     ("knobs", "said"),
     [
         ({"intervals": "split", "aggregation": "median"}, "may say wrong things"),
+        ({"intervals": "split", "site_intercepts": "own"}, "of a model with one intercept"),
         ({"intervals": "ensemble", "seeds": 1}, "one run has no spread"),
         ({"intervals": "ensemble", "method": "lasso"}, "one run has no spread"),
         ({"intervals": "half"}, "intervals 'half' is unknown"),

@@ -19,6 +19,10 @@ from fedsift.engines.programs import Programs
 from fedsift.engines.vectorized import Vectorized
 from tests.laws import job, largest_gap, linear_problem, normal, proceed, rows
 
+needs_compiler = pytest.mark.skipif(
+    not any(map(shutil.which, ("g++", "clang++", "c++"))), reason="there is no C++ compiler"
+)
+
 
 def gated(
     sizes: tuple[int, ...], seeds: tuple[int, ...], regions: torch.Tensor | None = None
@@ -28,9 +32,7 @@ def gated(
     return job(linear_problem(data), data, algorithm, TopM(3), seeds=seeds, regions=regions)
 
 
-@pytest.mark.skipif(
-    not any(map(shutil.which, ("g++", "clang++", "c++"))), reason="there is no C++ compiler"
-)
+@needs_compiler
 @pytest.mark.parametrize(("seeds", "participation"), [((0,), 1.0), ((0, 1, 2), 0.5)])
 def test_fused_and_unfused_agree_and_nothing_is_compiled_twice(
     seeds: tuple[int, ...], participation: float, caplog: pytest.LogCaptureFixture
@@ -47,9 +49,7 @@ def test_fused_and_unfused_agree_and_nothing_is_compiled_twice(
     assert torch.equal(early + late, plain_bytes)
 
 
-@pytest.mark.skipif(
-    not any(map(shutil.which, ("g++", "clang++", "c++"))), reason="there is no C++ compiler"
-)
+@needs_compiler
 def test_a_compiler_leaves_no_rounding_out() -> None:
     value = normal(4000) * 10.0 ** normal(4000, seed=1)
     fused = torch.compile(messages.to_half, fullgraph=True)(value)

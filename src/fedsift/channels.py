@@ -120,9 +120,9 @@ class TopM:
     def publish(self, problem: Problem, replica: Tree, shared: Tree) -> Tree:
         gap = self._cut(problem, trees.subtract(shared, replica))
         moved = self._picked(problem, gap, self._masks(problem, gap))
-        known = self._cut(problem, replica)
-        brought = self._rounded(trees.add(known, moved))
-        told = {k: torch.where(moved[k] != 0, brought[k], known[k]) for k in known}
+        told = trees.add(self._cut(problem, replica), moved)
+        if self.half:
+            told = {k: torch.where(moved[k] != 0, messages.to_half(v), v) for k, v in told.items()}
         return {**shared, **told}
 
     def _cut(self, problem: Problem, tree: Tree) -> Tree:
@@ -145,10 +145,8 @@ class TopM:
 
     def _chosen(self, problem: Problem, wanted: Tree, masks: list[Tensor]) -> Tree:
         """Return the parts as they are sent, with zeros for what is not chosen."""
-        return self._rounded(self._picked(problem, wanted, masks))
-
-    def _rounded(self, tree: Tree) -> Tree:
-        return {k: messages.to_half(v) for k, v in tree.items()} if self.half else tree
+        picked = self._picked(problem, wanted, masks)
+        return {k: messages.to_half(v) for k, v in picked.items()} if self.half else picked
 
     def _picked(self, problem: Problem, wanted: Tree, masks: list[Tensor]) -> Tree:
         """Return the parts with zeros for what is not chosen."""

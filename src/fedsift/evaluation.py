@@ -61,7 +61,7 @@ def mean_measures(
 
 def measure_sums(
     problem: Problem, params: Tree, data: FederatedData, sites: Sequence[int] | None = None
-) -> dict[str, tuple[Tensor, Tensor]]:
+) -> Sums:
     """Return {measure: (weighted sum, weight)}, float64 [S] each, over the rows of sites."""
     sums: Sums = {}
     for rows in _blocks(data, sites) if problem.decomposable else _by_site(data, sites):

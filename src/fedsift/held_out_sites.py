@@ -19,7 +19,7 @@ from typing import Any
 from fedsift.data import FederatedData, Standardiser
 from fedsift.evaluation import evaluate
 from fedsift.linear_problems import linear_problem
-from fedsift.selection import Interval, t_interval
+from fedsift.selection import Interval, t_interval, t_quantile
 from fedsift.settings import Settings
 from fedsift.studies import Case, Fit
 
@@ -124,8 +124,6 @@ def _losses(
 
 def _extra_losses(costs: Sequence[Mapping[str, float]]) -> dict[str, dict[str, float | int]]:
     """Return each site's mean cost over splits above the others' mean, with its interval."""
-    from scipy.special import stdtrit  # takes a moment to import
-
     of_site: dict[str, list[float]] = {}
     for split in costs:
         for name, cost in split.items():
@@ -133,7 +131,7 @@ def _extra_losses(costs: Sequence[Mapping[str, float]]) -> dict[str, dict[str, f
     if len(of_site) < FEWEST:
         return {}
     means = {name: statistics.fmean(values) for name, values in of_site.items()}
-    quantile = float(stdtrit(len(means) - 2, 1.0 - 0.05 / len(means)))
+    quantile = t_quantile(0.05 / len(means), len(means) - 2)
     found: dict[str, dict[str, float | int]] = {}
     for name, mean in means.items():
         others = [value for other, value in means.items() if other != name]

@@ -18,7 +18,6 @@ some chosen features is: what is estimated is the best model of these features.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -288,10 +287,3 @@ def _products(scores: Tensor, ids: Sequence[str]) -> Sums:
     of_id = torch.zeros(len(place), scores.shape[1], dtype=torch.float64)
     of_id.index_add_(0, torch.tensor([place[name] for name in ids]), scores)
     return {"products": of_id.T @ of_id, "ids": torch.tensor(float(len(place)))}
-
-
-def quantile(tail: float, freedom: float = math.inf) -> float:
-    """Return the quantile at 1 - ``tail`` of Student's t; of the normal with infinite freedom."""
-    from scipy.special import ndtri, stdtrit  # takes a moment to import
-
-    return float(ndtri(1.0 - tail) if math.isinf(freedom) else stdtrit(freedom, 1.0 - tail))

@@ -13,10 +13,10 @@ from __future__ import annotations
 from typing import Any
 
 from fedsift.data import FederatedData, Standardiser
-from fedsift.data.coding import has_unit, is_count
 from fedsift.findings import feature_table
-from fedsift.inference import NotEstimableError, estimate, halves, quantile
+from fedsift.inference import NotEstimableError, estimate, halves
 from fedsift.linear_problems import constants_of
+from fedsift.selection import t_quantile
 from fedsift.settings import Settings
 from fedsift.studies import Case, Fit
 
@@ -64,8 +64,8 @@ def split_intervals(
         return told | {"reason": str(refused)}
     unit, outputs = _unit(standardiser, case.train), case.train.classes[1:]
     freedom = found.freedom if case.train.outcome == "regression" else float("inf")
-    one = quantile(TAIL, freedom)
-    every = quantile(TAIL / (len(names) * found.effects.shape[1]), freedom)
+    one = t_quantile(TAIL, freedom)
+    every = t_quantile(TAIL / (len(names) * found.effects.shape[1]), freedom)
     for place, name in enumerate(names):
         for output in range(found.effects.shape[1]):
             middle = unit * float(found.effects[place, output])
@@ -122,5 +122,4 @@ def ensemble_spread(case: Case, fit: Fit, settings: Settings) -> dict[str, Any]:
 
 def _unit(standardiser: Standardiser, data: FederatedData) -> float:
     """Return what effects are multiplied by, to be in units of the target; 1 where it has none."""
-    measured = has_unit(data.outcome) and not is_count(data.outcome)
-    return standardiser.target_scale if measured else 1.0
+    return standardiser.target_scale if data.outcome == "regression" else 1.0

@@ -41,15 +41,20 @@ def t_interval(values: Tensor | list[float], overlap: float = 0.0) -> Interval:
 
     Source: Nadeau & Bengio, "Inference for the generalization error", Machine Learning 52 (2003).
     """
-    from scipy.special import stdtrit  # takes a moment to import
-
     numbers = torch.as_tensor(values, dtype=torch.float64)
     count, centre = len(numbers), float(numbers.mean())
     if count < 2:
         return Interval(centre, math.nan, math.nan, count)
     error = math.sqrt(float(numbers.var()) * (1.0 / count + overlap))
-    half = float(stdtrit(count - 1, 0.975)) * error
+    half = t_quantile(0.025, count - 1) * error
     return Interval(centre, centre - half, centre + half, count)
+
+
+def t_quantile(tail: float, freedom: float = math.inf) -> float:
+    """Return the quantile at 1 - ``tail`` of Student's t; of the normal with infinite freedom."""
+    from scipy.special import ndtri, stdtrit  # takes a moment to import
+
+    return float(ndtri(1.0 - tail) if math.isinf(freedom) else stdtrit(freedom, 1.0 - tail))
 
 
 def paired_p_value(differences: Tensor | list[float], overlap: float = 0.0) -> float:

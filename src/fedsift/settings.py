@@ -11,9 +11,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fedsift.aggregation import Rule
-from fedsift.controlled import (
-    DecoyRule,
-)
+from fedsift.controlled import DecoyRule
 from fedsift.data import FederatedData, How
 from fedsift.data.errors import nearest
 from fedsift.data.groups import Groups, Named, groups_of

@@ -11,7 +11,8 @@ import pytest
 
 import fedsift
 from fedsift.data import FederatedData, Standardiser
-from fedsift.inference import estimate, halves, quantile
+from fedsift.inference import estimate, halves
+from fedsift.selection import t_quantile
 
 D, TRUE, SIZE, RHO, KEPT, ROWS = 120, 4, 0.25, 0.5, 5, 120
 COVARIANCE = RHO ** np.abs(np.subtract.outer(np.arange(D), np.arange(D)))
@@ -36,8 +37,8 @@ def held(rows: FederatedData, chosen: list[int], effects: np.ndarray) -> np.ndar
     found = estimate(rows.select_features(chosen))
     far = np.abs(found.effects[: len(chosen), 0].numpy() - effects)
     far /= found.errors[: len(chosen), 0].numpy()
-    every = far <= quantile(0.025 / len(chosen), found.freedom)
-    return np.append(far <= quantile(0.025, found.freedom), every.all())
+    every = far <= t_quantile(0.025 / len(chosen), found.freedom)
+    return np.append(far <= t_quantile(0.025, found.freedom), every.all())
 
 
 def shares(hits: list[np.ndarray]) -> dict[str, float]:

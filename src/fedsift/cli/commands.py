@@ -370,12 +370,10 @@ def _study(
             )
     figures = results["methods"] if command == "compare" else results
     lines = missed(targets, figures)
-    reason = results.get("error_control", {}).get("reason")
-    if reason is not None:
-        lines.insert(0, f"no feature is chosen: {reason}")
-    reason = results.get("intervals", {}).get("reason")
-    if reason is not None:
-        lines.insert(0, f"no intervals: {reason}")
+    for name, what in (("error_control", "no feature is chosen"), ("intervals", "no intervals")):
+        reason = results.get(name, {}).get("reason")
+        if reason is not None:
+            lines.insert(0, f"{what}: {reason}")
     _finish(results, text, json=request.json)
     if lines:
         typer.echo("\n".join(lines), err=True)

@@ -20,6 +20,7 @@ __all__ = [
     "Label",
     "Outcome",
     "as_number",
+    "by_label",
     "check_counts",
     "check_labels",
     "check_times",
@@ -321,9 +322,14 @@ def _label_code(value: Label | None) -> int | None:
     return None if seen is None else int(seen)
 
 
+def by_label(y: Tensor, names: Sequence[str]) -> dict[str, list[int]]:
+    """Return the codes of each label of y [N, K]."""
+    return dict(zip(names, y.T.tolist(), strict=True))
+
+
 def labels_seen(y: Tensor, names: Sequence[str]) -> dict[str, Any]:
     """Return what one site may tell of its labels [n, K]: the codes that each has."""
-    seen = {name: sorted(set(codes)) for name, codes in zip(names, y.T.tolist(), strict=True)}
+    seen = {name: sorted(set(codes)) for name, codes in by_label(y, names).items()}
     return {"kind": "labels", "names": list(names), "seen": seen}
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from fedsift.data.coding import Outcome, check_labels, has_classes, target_columns
+from fedsift.data.coding import Outcome, by_label, check_labels, has_classes, target_columns
 from fedsift.data.columns import Roles
 from fedsift.data.covariates import Covariate, columns_of
 from fedsift.data.errors import DataError, counted, listed
@@ -212,7 +212,7 @@ class Dictionary(BaseModel):
                 )
         empty: list[str] = []
         if data.outcome == "multilabel":
-            check_labels(dict(zip(data.classes, data.y.T.tolist(), strict=True)))
+            check_labels(by_label(data.y, data.classes))
         elif has_classes(data.outcome):
             there = set(data.y.tolist())
             empty = [name for code, name in enumerate(data.classes) if code not in there]

@@ -16,6 +16,7 @@ from fedsift.data.coding import (
     Coded,
     Label,
     Outcome,
+    by_label,
     check_labels,
     code_labels,
     code_survival,
@@ -454,5 +455,5 @@ def _labels(y: Sequence[Any], target: str) -> Coded:
             f" {counted(len(names), 'name')} ({listed(names)}); give one to each"
         )
     coded = code_labels([list(column) for column in zip(*rows, strict=True)], names)
-    check_labels(dict(zip(names, coded.T.tolist(), strict=True)))
+    check_labels(by_label(coded, names))
     return Coded(coded, "multilabel", names)

@@ -13,6 +13,7 @@ import torch
 from fedsift.data.coding import (
     Coded,
     Label,
+    by_label,
     check_labels,
     code_labels,
     code_survival,
@@ -236,7 +237,7 @@ def _coded(tables: Tables, roles: Roles, outcome: str, classes: tuple[str, ...] 
     if others or outcome == "multilabel":
         y = read_labels(tables, roles.targets)
         if classes is None:
-            check_labels(dict(zip(roles.targets, y.T.tolist(), strict=True)))
+            check_labels(by_label(y, roles.targets))
         return Coded(y, "multilabel", roles.targets)
     labels = complete_labels(tables, target)
     if not classes:

@@ -10,13 +10,7 @@ from typing import Any
 
 from fedsift.data import KNOWN_GENES
 from fedsift.experiments.base import Cell, Experiment, Outcome
-from fedsift.experiments.golub_fits import (
-    METHODS,
-    POOLED,
-    fit_splits,
-    fit_tuned,
-    full_data,
-)
+from fedsift.experiments.golub_fits import METHODS, POOLED, fit_splits, fit_tuned, full_data
 from fedsift.experiments.golub_page import golub_page
 from fedsift.reporting.charts import Chart, Series
 from fedsift.selection import paired_p_value, t_interval

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedsift.data.coding import check_labels, code_labels, code_target, target_columns
+from fedsift.data.coding import by_label, check_labels, code_target, target_columns
 from fedsift.data.errors import DataError
+from fedsift.data.readers import read_labels
 from fedsift.information import (
     fewest_samples,
     most_features,
@@ -84,8 +85,8 @@ def _labels(
     """Return the same of several labels."""
     facts: dict[str, Any] = {"name": target, "outcome": "multilabel", "missing": 0}
     try:
-        coded = code_labels([tables.labels(name) for name in names], names, tables.where)
-        check_labels(dict(zip(names, coded.T.tolist(), strict=True)))
+        coded = read_labels(tables, names)
+        check_labels(by_label(coded, names))
     except DataError as error:
         nothing: dict[str, Any] = {"classes": {}, "by_site": {}, "unknown": {}}
         return facts | nothing | {"outcome": None, "problem": "labels", "reason": str(error)}

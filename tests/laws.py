@@ -115,5 +115,13 @@ def largest_gap(a: Any, b: Any) -> float:
     return max(gaps, default=0.0)
 
 
+def relative_gap(a: Any, b: Any) -> float:
+    """Return the same in units of each value, where that is above 1."""
+    units = [x.double().abs().clamp(min=1.0) for x in trees.leaves(a)]
+    pairs = zip(trees.leaves(a), trees.leaves(b), units, strict=True)
+    scaled = [(x.double() / unit, y.double() / unit) for x, y, unit in pairs]
+    return largest_gap(tuple(x for x, _ in scaled), tuple(y for _, y in scaled))
+
+
 def bit_equal(a: Any, b: Any) -> bool:
     return all(torch.equal(x, y) for x, y in zip(trees.leaves(a), trees.leaves(b), strict=True))

@@ -1,6 +1,7 @@
 """Intercepts of sites: at rest least squares with a dummy of each site; none leaves its site."""
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from fedsift.channels import Lossless, TopM
 from fedsift.checkpoints import StageCheckpoint
 from fedsift.cli import main
 from fedsift.data import FederatedData
+from fedsift.data.remote import OwnThere
 from fedsift.exports import export_run
 from fedsift.outcomes import make_outcome
 from fedsift.privacy import Privacy
@@ -32,6 +34,7 @@ from fedsift.reporting.limits import limits
 from fedsift.run_folder import read_facts
 from fedsift.runs import load_run
 from fedsift.training import EarlyStop, Training, train
+from fedsift.trees import Tree
 from tests.laws import bit_equal, largest_gap
 
 SIZES = {"a": 10, "b": 20, "c": 45}
@@ -70,8 +73,13 @@ def trained(algorithm: Algorithm, asked: Problem, **more: Any) -> Training:
     return train(asked, algorithm=algorithm, **{**usual, **more})
 
 
+def own(run: Training) -> Mapping[str, Tree]:
+    assert not isinstance(run.own, OwnThere)
+    return run.own
+
+
 def intercepts(run: Training) -> np.ndarray:
-    return np.array([float(run.own[site]["bias"][0, 0]) for site in SIZES])
+    return np.array([float(own(run)[site]["bias"][0, 0]) for site in SIZES])
 
 
 def by_dummies(data: FederatedData, ridge: float) -> tuple[np.ndarray, np.ndarray, float]:
@@ -150,17 +158,17 @@ def test_engines_agree_and_no_message_is_longer_or_holds_the_sites_own(
         assert run.bytes_up.tolist() == plain.bytes_up.tolist()
         if not isinstance(algorithm, EFLoPS):  # a multiplier that stays at 0 costs nothing
             assert run.bytes_down.tolist() == plain.bytes_down.tolist()
-    own = torch.cat([leaf.flatten() for site in looped.own.values() for leaf in site.values()])
+    kept = torch.cat([leaf.flatten() for site in own(looped).values() for leaf in site.values()])
     told = torch.cat([leaf.double().flatten() for leaf in held])
-    assert not torch.isclose(told.unsqueeze(1), own, rtol=0.0, atol=1e-12).any()
+    assert not torch.isclose(told.unsqueeze(1), kept, rtol=0.0, atol=1e-12).any()
 
 
 def test_a_site_goes_back_to_its_own_before_an_upload_that_did_not_count():
     never = trained(
         FedAvg(), problem(), rounds=3, delivery=lambda _tick, _seed, site: (site != 1).long()
     )
-    assert torch.equal(never.own["b"]["bias"], never.params["bias"])
-    assert not torch.equal(never.own["a"]["bias"], never.params["bias"])
+    assert torch.equal(own(never)["b"]["bias"], never.params["bias"])
+    assert not torch.equal(own(never)["a"]["bias"], never.params["bias"])
 
 
 def test_a_resumed_run_is_bit_equal(tmp_path):

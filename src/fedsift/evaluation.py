@@ -12,13 +12,15 @@ from torch.func import vmap
 
 from fedsift import trees
 from fedsift.data import FederatedData, RemoteData
+from fedsift.data.remote import OwnThere
 from fedsift.forgetting import median_margin
 from fedsift.outcomes.survival import cumulative_hazard
 from fedsift.problems import Batch, Problem
 from fedsift.trees import Tree
 
 Sums: TypeAlias = dict[str, tuple[Tensor, Tensor]]
-OwnValues: TypeAlias = Mapping[str, Tree]  # site → values of its own of some leaves, [S, ...]
+# Site → values of its own of some leaves, [S, ...]; of sites on other machines, where they are.
+OwnValues: TypeAlias = Mapping[str, Tree] | OwnThere
 
 EVALUATION_ROWS = 8192  # rows of one evaluation call, which bounds its memory
 GATHERED_ROWS = 1024  # the same where rows must be copied together
@@ -48,8 +50,10 @@ def mean_measures(
 ) -> dict[str, Tensor]:
     """Return the means [S] over rows that the figures are made of."""
     if isinstance(data, RemoteData):
-        sums = data.way.evaluate(problem, params, data, sites)
+        there = own if isinstance(own, OwnThere) else None
+        sums = data.way.evaluate(problem, params, data, sites, there)
     elif own:
+        assert not isinstance(own, OwnThere)  # noqa: S101  the rows are here
         sums = {}
         for site in range(data.n_sites) if sites is None else sites:
             at_site = {**params, **own.get(data.sites[site], {})}

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedsift.data import FederatedData, How, RemoteData, Standardiser
+from fedsift.data.remote import OwnThere
 from fedsift.forgetting import class_logits
 from fedsift.linear_problems import slopes_of
 from fedsift.measures import auc
@@ -108,6 +109,7 @@ def _scored(fit: Fit, case: Case, how: How) -> Scored:
     assert case.test is not None  # noqa: S101  asked before
     standardiser = Standardiser.fit(case.train, how)
     model, own = fit.ensemble(), fit.own_of_ensembles()
+    assert not isinstance(own, OwnThere)  # noqa: S101  the rows are here
     intercepts = [own[s]["bias"][0] if s in own else model["bias"] for s in case.test.sites]
     of_row = torch.stack(intercepts)[case.test.site_of_row]
     output = standardiser.apply(case.test).x @ slopes_of(model).T + of_row

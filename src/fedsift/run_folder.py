@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from fedsift.checkpoints import (
     read_checkpoint,
     write_checkpoint,
 )
+from fedsift.data.remote import OwnThere
 from fedsift.sealed import fingerprint, write_atomic
 from fedsift.studies import Fit
 
@@ -240,11 +241,15 @@ def write_fit(path: Path, fit: Fit, request: str) -> None:
         "support": fit.support,
     }
     tensors |= trees.join(params=fit.params, scores=fit.scores)
-    if fit.own:
+    own: Mapping[str, Any] = {}
+    if isinstance(fit.own, OwnThere):
+        own = fit.own.of_site
+    elif fit.own:
+        own = dict.fromkeys(fit.own)
         tensors |= trees.join(own=trees.stack(fit.own.values()))
     names = ("bytes_up", "bytes_down", "bytes_dense", "bytes_formula", "plan", "history", "control")
     facts = {name: getattr(fit, name) for name in names}
-    write_checkpoint(path, tensors, facts | {"own": list(fit.own)}, request)
+    write_checkpoint(path, tensors, facts | {"own": own}, request)
 
 
 def read_fit(path: Path, request: str) -> Fit:
@@ -257,9 +262,10 @@ def read_fit(path: Path, request: str) -> Fit:
     try:
         lanes = {k: tensors[k] for k in ("masks", "magnitudes", "weights", "support")}
         trained = {k: trees.part(tensors, k) for k in ("params", "scores")}
-        own = trees.part(tensors, "own")
-        sites = {site: trees.unstack(own, place) for place, site in enumerate(facts["own"])}
-        return Fit(**(lanes | trained | facts | {"own": sites}))
+        stacked, named = trees.part(tensors, "own"), facts["own"]
+        here = {site: trees.unstack(stacked, place) for place, site in enumerate(named)}
+        own = here if stacked or not named else OwnThere(named)
+        return Fit(**(lanes | trained | facts | {"own": own}))
     except (KeyError, TypeError) as error:
         msg = f"checkpoint {path} is no finished fit ({error}); {AFRESH}"
         raise CheckpointError(msg) from error

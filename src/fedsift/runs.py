@@ -75,12 +75,13 @@ class Run:
 
         Of labels: a list of K values 0 or 1 for each row.
         With ``harmonise`` the rows must be those of one site, for they are brought to its units.
-        ``site``: whose own intercept counts, with ``site_intercepts``; None: the common one.
+        ``site``: whose own intercept counts, with ``site_intercepts``; None: the common one. Of a
+        deployment it is the file in which the site has kept it (``…-own.json``).
 
         Raises:
             DataError: a feature that the model was trained with is absent, or a value is missing
                 that no mean is known for.
-            ValueError: the site has no intercept of its own.
+            ValueError: the site has no intercept of its own, or the file is of another run.
         """
         output = self._output(x, features, site)
         prediction = make_outcome(self.facts["data"]["outcome"]).predict(output)
@@ -213,9 +214,11 @@ class Run:
 
     def _intercept(self, site: str) -> Tensor:
         """Return a site's own intercept, [K]."""
-        if not self.own:
+        if self.settings.site_intercepts is None:
             msg = f"site is {site!r}, but the run has one intercept for all sites; leave it out"
             raise ValueError(msg)
+        if "run" in self.facts["plan"]:
+            return self._kept_at(site)
         if site not in self.own:
             msg = (
                 f"site {site!r} had no part in the fit; {nearest(site, list(self.own))} For another"
@@ -223,6 +226,21 @@ class Run:
             )
             raise ValueError(msg)
         return self.own[site]
+
+    def _kept_at(self, site: str) -> Tensor:
+        """Return the own intercept [K] in the file that a site of a deployment has kept."""
+        name, bias = self.facts["plan"]["run"], self.params["bias"]
+        wanted = f"the file that the site has kept of this run, {name}-own.json"
+        try:
+            told = json.loads(Path(site).read_bytes())
+            own = torch.tensor(told["intercept"], dtype=bias.dtype)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            msg = f"site is {site!r}, and sites keep their intercepts to themselves; give {wanted}"
+            raise ValueError(msg) from error
+        if told.get("run") != name or own.shape != bias.shape:
+            msg = f"{site} is of the run {told.get('run')!r}; give {wanted}"
+            raise ValueError(msg)
+        return own
 
 
 def write_run(run: Run, fits: Sequence[Fit], cases: Sequence[Case]) -> None:

@@ -30,8 +30,9 @@ from fedsift.controlled import (
     importance,
     least_threshold,
 )
-from fedsift.data import FederatedData, RemoteData, Standardiser, split
+from fedsift.data import FederatedData, Standardiser, split
 from fedsift.data.errors import DataWarning, nearest
+from fedsift.data.remote import OwnThere
 from fedsift.engines import Plan
 from fedsift.engines.base import Job
 from fedsift.evaluation import OwnValues, evaluate
@@ -46,11 +47,6 @@ from fedsift.settings import Settings, effective
 from fedsift.sparsity import grouping
 from fedsift.training import EarlyStop, Training, check_pair, train
 from fedsift.trees import Tree
-
-NOT_DEPLOYED = (
-    "site_intercepts are not there for sites on real machines, which keep no state of a run that is"
-    " done; leave them out, or fit the files in one place"
-)
 
 
 def check_request(settings: Settings, methods: Sequence[str], data: FederatedData) -> None:
@@ -120,7 +116,6 @@ def _check_site_intercepts(settings: Settings, methods: Sequence[str], data: Fed
         f"the target '{data.target}' is a time until an event, where the baseline hazard of each"
         " site takes the place of an intercept; leave site_intercepts out":
             data.outcome == "survival",
-        NOT_DEPLOYED: isinstance(data, RemoteData),
     }  # fmt: skip
     for message, is_wrong in wrong.items():
         if is_wrong:
@@ -236,6 +231,8 @@ class Fit:
 
     def own_of_ensembles(self) -> OwnValues:
         """Return the sites' own intercepts in the ensembles' models, leaves [E, ...]."""
+        if isinstance(self.own, OwnThere):
+            return self.own.of_seeds(slice(self.n_lanes, None))
         return {
             site: {leaf: value[self.n_lanes :] for leaf, value in values.items()}
             for site, values in self.own.items()

@@ -31,7 +31,7 @@ from fedsift.engines.base import (
     begin,
     releases,
 )
-from fedsift.evaluation import evaluate
+from fedsift.evaluation import OwnValues, evaluate
 from fedsift.joins import keep_before_joins
 from fedsift.privacy import Privacy, check
 from fedsift.problems import Problem
@@ -113,13 +113,15 @@ class Training:
         return solution
 
     @property
-    def own(self) -> dict[str, Tree]:
+    def own(self) -> OwnValues:
         """The sites' own values of private leaves, by site, leaves [S, ...]; {} without such.
 
-        Of sites that have worked for some seed; for other seeds they are the shared ones. Those of
-        sites on other machines are there.
+        Of sites that have worked for some seed; for other seeds they are the shared ones. Of sites
+        on other machines: where they find theirs.
         """
         private, store = self.job.problem.private, self.carried.store
+        if private and isinstance(self.job.data, RemoteData):
+            return self.job.data.way.own(self.job, self.carried.ledger)
         if not private or not store.row_of:
             return {}
         count, sites = len(self.job.seeds), torch.tensor(list(store.row_of))

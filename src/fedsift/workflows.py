@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fedsift._version import __version__
 from fedsift.callbacks import Callback, CallbackError, adding, calling
 from fedsift.checkpoints import AFRESH, DamagedError, StageCheckpoint
 from fedsift.data import FederatedData, RemoteData, Standardiser, split
 from fedsift.data.groups import Groups
+from fedsift.data.remote import OwnThere
 from fedsift.evaluation import baseline_hazards
 from fedsift.findings import (
     add_areas,
@@ -206,13 +208,24 @@ def run_fit(
     features = feature_table(fits[-1], cases[-1], same_data(fits, cases))
     if private is None and settings.round_counts == 1:
         facts["profiles"] = profiles(cases[-1].train, [f.name for f in features], settings.min_cell)
-    own = {site: values["bias"][0] for site, values in fits[-1].own_of_ensembles().items()}
+    own = _own_intercepts(fits[-1], cases[-1].train)
     run = Run(settings, facts, features, fits[-1].ensemble(), standardiser, path, own)
     if run.effects:
         facts["results"]["covariates"] = [asdict(effect) for effect in run.effects]
     if path is not None:
         write_run(run, [*half_fits, *held_fits, *fits], [*half, *held, *cases])
     return run
+
+
+def _own_intercepts(fit: Fit, data: FederatedData) -> dict[str, Tensor]:
+    """Return the sites' own intercepts [K]; sites on other machines keep theirs to themselves."""
+    own = fit.own_of_ensembles()
+    if not isinstance(own, OwnThere):
+        return {site: values["bias"][0] for site, values in own.items()}
+    assert isinstance(data, RemoteData)  # noqa: S101  whose own values are there
+    for site in data.way.keep(data, own):
+        log.warning("site %r has kept no intercept of its own: it was away, or never asked", site)
+    return {}
 
 
 def _held_out(fits: Sequence[Fit], cases: Sequence[Case], settings: Settings) -> dict[str, Any]:
@@ -424,7 +437,11 @@ def first_facts(
         "data": described_data,
         "versions": VERSIONS | {"python": platform.python_version()},
         "plan": {
-            "engine": "flower" if isinstance(data, RemoteData) else settings.engine,
+            **(
+                {"engine": "flower", "run": data.way.run}
+                if isinstance(data, RemoteData)
+                else {"engine": settings.engine}
+            ),
             "threads": torch.get_num_threads(),
         },
     }

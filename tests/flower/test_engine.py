@@ -1,5 +1,7 @@
 """The Flower engine gives the simulator's result: the same model, and the same bytes exactly."""
 
+import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from fedsift.linear_problems import linear_problem
 from fedsift.methods import METHODS
 from fedsift.training import train
 from tests.flower.fake import FakeGrid, connected, nodes_of
-from tests.laws import CHANNELS, KEPT, every_algorithm, largest_gap, rows
+from tests.laws import CHANNELS, KEPT, every_algorithm, largest_gap, relative_gap, rows
 
 SIZES = (9, 5, 14, 6)
 ROUNDS = 5
@@ -26,7 +28,7 @@ def algorithms() -> dict[str, Any]:
 
 
 def assert_same(one: Any, other: Any) -> None:
-    assert largest_gap(one.carried.server, other.carried.server) <= 1e-5
+    assert relative_gap(one.carried.server, other.carried.server) <= 1e-5
     assert largest_gap(one.params, other.params) <= 1e-5
     for name in ("bytes_up", "bytes_down", "retries"):
         assert torch.equal(getattr(one, name), getattr(other, name))
@@ -119,6 +121,44 @@ def test_a_fit_with_covariates_is_the_simulators(tmp_path: Path) -> None:
     assert largest_gap(far.params, near.params) <= 1e-5
     for name in ("bytes_up", "bytes_down", "bytes_dense"):
         assert far.results[name] == near.results[name]
+
+
+@pytest.mark.parametrize("kind", ["own", "random"])
+def test_a_fit_with_intercepts_of_sites_is_the_simulators(kind: str, tmp_path: Path) -> None:
+    """Each site keeps its own, scores its rows with it, and no question or answer has it."""
+    data = rows("regression", sizes=(9, 6, 8))
+    levels = torch.tensor([0.0, 2.0, -1.0])[data.site_of_row]
+    data = replace(data, y=data.y + levels)
+    grid = FakeGrid(nodes_of(data, tmp_path))
+    remote = connected(data, grid)
+    knobs: Any = {"features": KEPT, "seeds": 2, "splits": 2, "rounds": 3, "tuning_rounds": 3}
+    knobs |= {"site_intercepts": kind, "evaluate_every": 1, "beside": ()}
+    knobs |= {"validation": "leave-one-site-out", "participation": 2.0}
+    far, near = fit(remote, **knobs), fit(data, **knobs)
+    assert largest_gap(far.params, near.params) <= 1e-5
+    for name in ("bytes_up", "bytes_down", "bytes_dense"):
+        assert far.results[name] == near.results[name]
+    score = near.results["test_r2"]["mean"]
+    assert far.results["test_r2"]["mean"] == pytest.approx(score, abs=1e-5)
+    for name, site in near.results["sites_held_out"]["sites"].items():
+        mine = far.results["sites_held_out"]["sites"][name]
+        assert mine["score"] == pytest.approx(site["score"], abs=1e-4)
+    assert not far.own
+    remote.end()
+    for name in data.sites:
+        (file,) = (tmp_path / name).iterdir()
+        told = json.loads(file.read_text())
+        assert (told["site"], told["run"]) == (name, "test")
+        own = far._intercept(str(file))
+        assert own == pytest.approx(near.own[name], abs=1e-5)
+        x, names = data.site(name).x, data.features
+        known = near.predict(x, names, name)
+        assert far.predict(x, names, str(file)) == pytest.approx(known, abs=1e-4)
+    with pytest.raises(ValueError, match="give the file that the site has kept of this run, test-"):
+        far.predict(x, names, name)
+    file.write_text(json.dumps(told | {"run": "another"}))
+    with pytest.raises(ValueError, match="is of the run 'another'"):
+        far.predict(x, names, str(file))
 
 
 def test_a_fit_with_groups_is_the_simulators(tmp_path: Path) -> None:

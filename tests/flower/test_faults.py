@@ -3,6 +3,7 @@
 A lost upload must leave what the simulator leaves when the same upload is lost.
 """
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -15,8 +16,10 @@ from flwr.app import ConfigRecord, Error, Message, RecordDict
 from fedsift.channels import TopM
 from fedsift.checkpoints import StageCheckpoint
 from fedsift.data import FederatedData, RemoteData
+from fedsift.data.remote import OwnThere
 from fedsift.engines.flower import Policy, SitesError
 from fedsift.engines.flower.wire import pack, unpack
+from fedsift.evaluation import evaluate
 from fedsift.linear_problems import linear_problem
 from fedsift.training import Training, train
 from tests.flower.fake import QUICK, FakeGrid, connected, nodes_of
@@ -34,18 +37,19 @@ def data() -> FederatedData:
     return rows("binary", sizes=SIZES)
 
 
-def fitted(remote: FederatedData, **knobs: Any) -> Training:
+def fitted(remote: FederatedData, *, own: bool = False, **knobs: Any) -> Training:
     algorithm = every_algorithm(0.25, rounds=ROUNDS, learning_rate=0.3)["eflops"]
-    return train(linear_problem(remote), remote, algorithm, compile=False, **KNOBS, **knobs)
+    problem = linear_problem(remote).with_private({"bias": 0.5} if own else {})
+    return train(problem, remote, algorithm, compile=False, **KNOBS, **knobs)
 
 
-def simulated(lost: set[tuple[str, int]] = frozenset()) -> Training:  # type: ignore[assignment]
+def simulated(lost: set[tuple[str, int]] = frozenset(), **knobs: Any) -> Training:  # type: ignore[assignment]
     here = data()
 
     def delivery(tick: int, seed: torch.Tensor, site: torch.Tensor) -> torch.Tensor:
         return torch.tensor([(here.sites[c], tick) not in lost for c in site.tolist()])
 
-    return fitted(here, delivery=delivery)
+    return fitted(here, delivery=delivery, **knobs)
 
 
 def on_exchanges(change: Change, when: set[tuple[str, int]]) -> Any:
@@ -124,6 +128,36 @@ def test_an_answer_that_cannot_count_is_a_lost_one(fault: str, tmp_path: Path) -
         {site for site, tick in LOST_AT if tick == number} for number in range(ROUNDS)
     ]
     assert all(reason in why for r in remarks for why in r.values())
+
+
+def test_a_site_goes_back_to_its_own_value_before_an_upload_that_was_lost(tmp_path: Path) -> None:
+    """Its last two uploads are lost: it is scored by, and keeps, its value before them."""
+    lost = {("hospital b", tick) for tick in (ROUNDS - 2, ROUNDS - 1)}
+    grid = FakeGrid(nodes_of(data(), tmp_path), on_exchanges(lambda _: [], lost))
+    remote = connected(data(), grid, policy=TWO_OF_THREE)
+    far, near = fitted(remote, own=True), simulated(lost, own=True)
+    assert isinstance(far.own, OwnThere)
+    assert not isinstance(near.own, OwnThere)
+    assert far.history[-1]["loss"] == pytest.approx(near.history[-1]["loss"], abs=1e-6)
+    assert remote.way.keep(remote, far.own) == ()
+    for site, own in near.own.items():
+        (file,) = (tmp_path / site).glob("*-own.json")
+        kept = json.loads(file.read_text())["intercept"]
+        assert kept == pytest.approx(own["bias"][0].tolist(), abs=1e-6)
+
+
+def test_a_site_that_lost_its_own_value_is_scored_by_the_common_one(tmp_path: Path) -> None:
+    remote = connected(data(), FakeGrid(nodes_of(data(), tmp_path)))
+    run = fitted(remote, own=True)
+    problem, own = run.job.problem, run.own
+    for file in (tmp_path / "hospital b").rglob("*/*.safetensors"):
+        file.unlink()
+    mixed = evaluate(problem, run.params, remote, own=own)
+    near = simulated(own=True)
+    assert not isinstance(near.own, OwnThere)
+    others = {site: value for site, value in near.own.items() if site != "hospital b"}
+    known = evaluate(near.job.problem, near.params, data(), own=others)
+    assert mixed["loss"].tolist() == pytest.approx(known["loss"].tolist(), abs=1e-5)
 
 
 def test_an_answer_that_comes_twice_counts_once(tmp_path: Path) -> None:

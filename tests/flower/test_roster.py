@@ -159,10 +159,6 @@ def test_a_plan_goes_through_flowers_configuration(tmp_path: Path) -> None:
         ({"quorum": 3}, "2 sites"),
         ({"quorum": 1.5}, "fraction"),
         ({"settings": Settings(method="central", features=1)}, "no federated method"),
-        (
-            {"settings": Settings(features=1, site_intercepts="own")},
-            "not there for sites on real machines",
-        ),
     ):
         with pytest.raises(ValueError, match=reason):
             plan_of(files, **wrong)

@@ -220,7 +220,8 @@ def predict(
         str | None,
         typer.Option(
             "--site",
-            help="Site of the rows, whose own intercept counts (--site-intercepts).",
+            help="Site of the rows, whose own intercept counts (--site-intercepts); of a "
+            "deployment the file that the site has kept.",
             metavar="NAME",
         ),
     ] = None,

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fedsift.data.harmonise import Harmonise
     from fedsift.data.standardise import How, Standardiser
 
-__all__ = ["Link", "RemoteData", "Step"]
+__all__ = ["Link", "OwnThere", "RemoteData", "Step"]
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -39,8 +39,32 @@ class Step(NamedTuple):
     tensors: dict[str, Tensor]
 
 
+@dataclass(frozen=True)
+class OwnThere:
+    """Where sites on other machines find the values of their own that a training has left there.
+
+    Attributes:
+        of_site: site → JSON values: the keys of the ``work`` and of the ``data`` that it was on,
+            and of some ``seeds`` the number of the ``last`` exchange that counted.
+    """
+
+    of_site: Mapping[str, dict[str, Any]]
+
+    def of_seeds(self, seeds: slice) -> OwnThere:
+        """Return the same of some seeds."""
+        told = {
+            site: {**there, **{name: there[name][seeds] for name in ("seeds", "last")}}
+            for site, there in self.of_site.items()
+        }
+        return OwnThere(told)
+
+
 class Link(Protocol):
-    """The way to the sites."""
+    """The way to the sites; they know the run by its name."""
+
+    @property
+    def run(self) -> str:
+        """The name."""
 
     def ask(
         self, kind: str, data: RemoteData, facts: Mapping[str, Any], tensors: Mapping[str, Tensor]
@@ -53,9 +77,23 @@ class Link(Protocol):
         """Return the function of each item; questions asked at the same time share messages."""
 
     def evaluate(
-        self, problem: Any, params: dict[str, Tensor], data: RemoteData, sites: Sequence[int] | None
+        self,
+        problem: Any,
+        params: dict[str, Tensor],
+        data: RemoteData,
+        sites: Sequence[int] | None,
+        own: OwnThere | None,
     ) -> dict[str, tuple[Tensor, Tensor]]:
-        """Return {measure: (sum, weight)}, [S] each, over the rows of sites."""
+        """Return {measure: (sum, weight)}, [S] each, over the rows of sites.
+
+        ``own``: where sites find values of their own of some leaves.
+        """
+
+    def own(self, job: Any, ledger: Tensor) -> OwnThere:
+        """Return where sites find their own values after the exchanges of a ledger [S, C]."""
+
+    def keep(self, data: RemoteData, own: OwnThere) -> tuple[str, ...]:
+        """Let sites keep their own values in a file, of one seed; return those that have not."""
 
     def engine(self) -> Any:
         """Return the engine that runs exchanges with these sites."""

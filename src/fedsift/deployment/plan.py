@@ -18,7 +18,6 @@ from fedsift.engines.flower import Policy
 from fedsift.methods import find_method
 from fedsift.private_fits import check_settings
 from fedsift.settings import Settings
-from fedsift.studies import NOT_DEPLOYED
 
 DEFAULTS: Mapping[str, Any] = {
     "rounds": 40,
@@ -102,8 +101,6 @@ class Plan(BaseModel):
         if self.covariates and self.settings.privacy is not None:
             msg = "sites tell the levels of covariates without noise; leave out one of the two"
             raise ValueError(msg)
-        if self.settings.site_intercepts is not None:
-            raise ValueError(NOT_DEPLOYED)
         method = find_method(self.settings.method)
         if method.rows != "federated":
             msg = (

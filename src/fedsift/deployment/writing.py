@@ -106,6 +106,19 @@ clientapp = "{PACKAGE}.client_app:app"
 """
 
 
+def _own(plan: Plan) -> str:
+    """Return what sites do with intercepts of their own."""
+    if plan.settings.site_intercepts is None:
+        return ""
+    first = plan.sites[0]
+    return f"""
+Each site keeps its own intercept in `{first}.fedsift/RUN-own.json`, beside its file, and no message
+has it. With a copy of the run's folder a site predicts its rows by
+
+    fedsift predict RUN_FOLDER NEW.csv --site {first}.fedsift/RUN-own.json
+"""
+
+
 def readme(plan: Plan) -> str:
     """Return the commands of a deployment, in order."""
     sites = "\n".join(f"* `{site}`" for site in plan.sites)
@@ -171,7 +184,7 @@ The run begins when all sites are there. Its result is in `{plan.out}`, under th
 `flower-superlink` was started:
 
     fedsift report {plan.out}
-
+{_own(plan)}
 If the server or `flwr run` was stopped, do step 1 and `flwr run . here --stream` again: the run
 goes on with the last finished round. A site that was stopped is started again with its command; so
 are SuperNodes that ended because the server was gone.

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedsift import messages, trees
 from fedsift.data import DataError, RemoteData
-from fedsift.data.remote import Step
+from fedsift.data.remote import OwnThere, Step
 from fedsift.engines.flower.nodes import Nodes, Sent, by_node
 from fedsift.engines.flower.parts import (
     Definition,
@@ -24,6 +24,7 @@ from fedsift.engines.flower.parts import (
     with_tensors,
 )
 from fedsift.engines.flower.together import Rendezvous
+from fedsift.engines.flower.work import work_facts
 
 if TYPE_CHECKING:
     from fedsift.engines.flower.engine import FlowerEngine
@@ -88,6 +89,12 @@ class GridLink:
     _late: dict[str, Sent] = field(default_factory=dict)
     _answered: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def run(self) -> str:
+        """The name by which sites know the run."""
+        assert self.nodes.head is not None  # noqa: S101  sites have been greeted
+        return str(self.nodes.head.facts["run"])
+
     def __post_init__(self) -> None:
         self.rendezvous: Rendezvous[Question, dict[str, Part | str]] = Rendezvous(self._send)
 
@@ -125,20 +132,27 @@ class GridLink:
         return answers
 
     def evaluate(
-        self, problem: Any, params: dict[str, Tensor], data: RemoteData, sites: Sequence[int] | None
+        self,
+        problem: Any,
+        params: dict[str, Tensor],
+        data: RemoteData,
+        sites: Sequence[int] | None,
+        own: OwnThere | None,
     ) -> dict[str, tuple[Tensor, Tensor]]:
         """Return {measure: (sum, weight)}, [S] each, over the rows of the sites that answer.
 
         A seed whose parameters are not finite is not sent, and gets NaN.
         """
+        there = {} if own is None else own.of_site
         finite = torch.stack(
             [trees.all_finite(trees.unstack(params, s)) for s in range(_lanes(params))]
         )
         sent = trees.where(finite, params, trees.zeros_like(params))
         blobs = tuple(messages.encode(trees.unstack(sent, s)) for s in range(len(finite)))
         names = data.sites if sites is None else [data.sites[c] for c in sites]
-        part = Part({"kind": "evaluate", "problem": problem.told()}, blobs)
-        answers = self._enough(data, dict.fromkeys(names, part))
+        facts = {"kind": "evaluate", "problem": problem.told()}
+        parts = {name: Part({**facts, "own": there.get(name)}, blobs) for name in names}
+        answers = self._enough(data, parts)
         sums: dict[str, Tensor] = {}
         for name in names:
             for measure, pair in answers.get(name, {}).items():
@@ -146,6 +160,30 @@ class GridLink:
         for pair in sums.values():
             pair[0][~finite] = torch.nan
         return {measure: (pair[0], pair[1]) for measure, pair in sums.items()}
+
+    def own(self, job: Any, ledger: Tensor) -> OwnThere:
+        """Return where sites find their own values after the exchanges of a ledger [S, C]."""
+        work, seeds = define(work_facts(job)).key, list(range(len(ledger)))
+        told = {
+            site: {
+                "work": work,
+                "data": self._keys(job.data, site),
+                "seeds": seeds,
+                "last": ledger[:, c].tolist(),
+            }
+            for c, site in enumerate(job.data.sites)
+        }
+        return OwnThere(told)
+
+    def keep(self, data: RemoteData, own: OwnThere) -> tuple[str, ...]:
+        """Let sites keep their own values in a file, of one seed; return those that have not."""
+        parts = {site: Part({"kind": "keep", "own": own.of_site[site]}) for site in data.sites}
+        answers = self.request(data, parts, 0)
+        return tuple(
+            site
+            for site, answer in answers.items()
+            if isinstance(answer, str) or not answer.facts.get("kept")
+        )
 
     def request(
         self, data: RemoteData, parts: Mapping[str, Part], needed: int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,8 +15,11 @@ import torch
 from torch import Tensor
 
 from fedsift import trees
-from fedsift.engines.flower.parts import PartError
+from fedsift.engines.flower.parts import VERSION, PartError
 from fedsift.sealed import seal, unseal, write_atomic
+from fedsift.trees import Tree
+
+NAMES = {"bias": "intercept"}  # of leaves, for people
 
 
 class LostError(PartError):
@@ -80,8 +84,16 @@ class Memory:
             msg = "the site's file has changed since the run began; bring it back, or begin anew"
             raise PartError(msg)
 
+    def leave(self, site: str, own: Tree) -> Path:
+        """Write the site's own values to a file beside the folder, which outlives the run."""
+        file = self.folder.with_name(f"{self.folder.name}-own.json")
+        values = {NAMES.get(leaf, leaf): value.tolist() for leaf, value in own.items()}
+        told = {"version": VERSION, "run": self.folder.name, "site": site, **values}
+        write_atomic(file, json.dumps(told, indent=1).encode())
+        return file
+
     def remove(self) -> None:
-        """Remove the folder, and that of the site's runs if there is no other."""
+        """Remove the folder, and that of the site's runs if nothing else is in it."""
         shutil.rmtree(self.folder, ignore_errors=True)
         with suppress(OSError):
             self.folder.parent.rmdir()

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from fedsift import decoys, messages
+from fedsift import decoys, messages, trees
+from fedsift.algorithms.base import Own
 from fedsift.data import DataError, FederatedData, Standardiser, of_role, with_roles
 from fedsift.data.errors import NamesError
 from fedsift.data.paths import site_name
@@ -18,7 +19,7 @@ from fedsift.data.remote import Step, block_counts
 from fedsift.data.splitting import in_test, strata_counts
 from fedsift.data.standardise import site_sums
 from fedsift.engines.flower.limits import Limit, keep_answer, kept_answer, name_of
-from fedsift.engines.flower.memory import LostError, Memory
+from fedsift.engines.flower.memory import Exchanges, LostError, Memory
 from fedsift.engines.flower.parts import (
     CLASSES,
     Part,
@@ -32,6 +33,7 @@ from fedsift.evaluation import measure_sums, site_hazards
 from fedsift.forgetting import median_margin, remade
 from fedsift.inference import site_scores
 from fedsift.problems import Problem
+from fedsift.trees import Tree
 
 log = logging.getLogger(__name__)
 
@@ -79,6 +81,7 @@ class Site:
             "hazard": self._hazard,
             "scores": self._scores,
             "evaluate": self._evaluate,
+            "keep": self._keep,
             "exchange": self._exchange,
             "end": self._end,
         }
@@ -166,6 +169,7 @@ class Site:
         schema = problem.init(torch.zeros((), dtype=torch.int64))
         seeds = [messages.decode(blob, schema) for blob in part.blobs]
         params = {name: torch.stack([seed[name] for seed in seeds]) for name in schema}
+        params |= self._own_values(part, params)
         sums = measure_sums(problem, params, data)
         pairs = {
             name: torch.stack([total, weight.expand_as(total)])
@@ -173,21 +177,54 @@ class Site:
         }
         return with_tensors({"kind": "evaluate"}, pairs)
 
+    def _own_values(self, part: Part, shared: Tree) -> Tree:
+        """Return the values of its own that a question is about, or the shared ones.
+
+        These count for seeds that the site has not trained, or whose state it has lost.
+        """
+        if part.facts.get("own") is None:
+            return {}
+        try:
+            values, trained = self._own(part)
+        except LostError as error:
+            log.warning("site %r has lost %s; the common value counts", self.name, error)
+            return {}
+        common = {leaf: shared[leaf] for leaf in values}
+        chosen: Tree = trees.where(trained > 0, values, common)
+        return chosen
+
+    def _own(self, part: Part) -> Own:
+        there = part.facts["own"]
+        work, exchanges, _ = self._work(there)
+        return work.own(exchanges, there["seeds"], there["last"])
+
+    def _keep(self, part: Part) -> Part:
+        """Keep its own values, of the first seed of the question, beyond the end of the run."""
+        values, trained = self._own(part)
+        if kept := bool(trained[0] > 0):
+            file = self.memory.leave(self.name, trees.unstack(values, 0))
+            log.info("site %r keeps its own values in %s", self.name, file)
+        return Part({"kind": "keep", "kept": kept})
+
     def _exchange(self, part: Part) -> Part:
-        _, facts = self.memory.definition(part.facts["work"])
-        data = self.rows(part.facts["data"])
-        work = SiteWork.described(facts, data, self._problem(facts["problem"]), self.classes)
-        lane = define({"work": part.facts["work"], "data": part.facts["data"]})
-        exchanges = self.memory.exchanges(lane.key)
+        work, exchanges, lane = self._work(part.facts)
         if self.limit is None:
             return work.exchange(part, exchanges)
-        file, name = self.memory.folder / f"{lane.key}-answer.safetensors", name_of(part)
+        file, name = self.memory.folder / f"{lane}-answer.safetensors", name_of(part)
         answer = kept_answer(file, name)
         if answer is None:
             answer = work.exchange(part, exchanges)
             self.limit.charge(work.job.privacy, work.releases(part))
             keep_answer(file, name, answer)
         return answer
+
+    def _work(self, told: Mapping[str, Any]) -> tuple[SiteWork, Exchanges, str]:
+        """Return the work on the data that are named, its states here, and the key of both."""
+        _, facts = self.memory.definition(told["work"])
+        data, problem = self.rows(told["data"]), self._problem(facts["problem"])
+        work = SiteWork.described(facts, data, problem, self.classes)
+        lane = define({"work": told["work"], "data": told["data"]}).key
+        return work, self.memory.exchanges(lane), lane
 
     def _problem(self, recipe: Mapping[str, Any]) -> Problem:
         return remade(recipe, self.problems)

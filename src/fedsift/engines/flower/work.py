@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedsift import aggregation, messages, trees
+from fedsift.algorithms.base import Own
 from fedsift.data import FederatedData
 from fedsift.engines.base import (
     Job,
@@ -111,12 +112,7 @@ class SiteWork:
         """Catch up, work, keep the state as pending, and answer with the uploads."""
         facts, job = part.facts, self.job
         seeds, tick, exchange = facts["seeds"], facts["tick"], facts["exchange"]
-        fresh = [
-            s
-            for s, *ticks in zip(seeds, facts["base"], facts["last"], strict=True)
-            if NEVER in ticks
-        ]
-        start = self._start(fresh or seeds[:1])
+        start = self._start(seeds, facts["base"], facts["last"])
         shape = next(iter(start.values())).replica
         schema = schema_of(job.algorithm, job.channel, shape)
         if schema != facts["schema"]:
@@ -149,15 +145,24 @@ class SiteWork:
         }
         return Part(said, blobs)
 
-    def _start(self, seeds: list[int]) -> dict[int, Kept]:
-        """Return what seeds have before their first exchange.
+    def own(self, exchanges: Exchanges, seeds: list[int], last: list[int]) -> Own:
+        """Return the site's own values of private leaves, of seeds after their last exchanges."""
+        client, _ = exchanges.load(self._start(seeds, last), seeds, last).state
+        own: Own = client.own
+        return own
 
-        The replica is drawn from the run keys, as the server does; where the server began from
-        something else, its first message brings all of it.
+    def _start(self, seeds: list[int], *ticks: list[int]) -> dict[int, Kept]:
+        """Return what the seeds that were never asked have, and at least one seed.
+
+        ``ticks``: numbers of exchanges of each seed, among them `NEVER`. The replica is drawn from
+        the run keys, as the server does; where the server began from something else, its first
+        message brings all of it.
         """
-        replicas = first_download(self.job, start_servers(self.job, seeds))
+        fresh = [s for s, *numbers in zip(seeds, *ticks, strict=True) if NEVER in numbers]
+        fresh = fresh or seeds[:1]
+        replicas = first_download(self.job, start_servers(self.job, fresh))
         template = state_template(self.job, trees.unstack(replicas, 0))
-        return {s: Kept(trees.unstack(replicas, k), template) for k, s in enumerate(seeds)}
+        return {s: Kept(trees.unstack(replicas, k), template) for k, s in enumerate(fresh)}
 
     def _work(
         self, replica: Tree, state: Any, seeds: list[int], number: int, exchange: str

@@ -30,6 +30,9 @@ BENCHES      := $(filter-out $(PEER_ONLY),$(wildcard benchmarks/[!_]*.py))
 SPEED        := $(addprefix benchmarks/,local_step.py rounds.py seeds.py flower.py pfl.py)
 PEERS_STAMP  := $(PEERS)/.installed
 
+# It asks for an older dp-accounting than constraints.txt, which its benchmark does not use.
+PFL          := pfl==0.6.0
+
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test lint format check acceptance reproduce audit bench bench-peers bench-docs docs notebooks hooks clean distclean
 
@@ -83,6 +86,7 @@ $(PEERS_STAMP): pyproject.toml constraints.txt benchmarks/requirements-peers.txt
 	$(PEERS)/bin/python -m pip install --quiet --no-input --disable-pip-version-check \
 	    $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -c constraints.txt \
 	    -r benchmarks/requirements-peers.txt -e .
+	$(PEERS)/bin/python -m pip install --quiet --no-input --disable-pip-version-check --no-deps $(PFL)
 	@touch $@
 
 bench-peers: $(PEERS_STAMP) ## Run the benchmarks against other libraries; each prints JSON

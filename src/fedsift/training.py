@@ -32,6 +32,7 @@ from fedsift.engines.base import (
     releases,
 )
 from fedsift.evaluation import OwnValues, evaluate
+from fedsift.heap import keep_freed_memory
 from fedsift.joins import keep_before_joins
 from fedsift.privacy import Privacy, check
 from fedsift.problems import Problem
@@ -224,6 +225,7 @@ def train(
             what `privacy` does not cover.
         TrainingError: a seed diverged again and again.
     """
+    keep_freed_memory()
     channel = channel or channels.Lossless()
     check_pair(algorithm, channel, aggregator)
     rounds = algorithm.rounds if rounds is None else rounds

@@ -17,7 +17,8 @@ from fedsift.exports import coefficients, predictions
 from fedsift.inspection import check_file, inspect_files
 from fedsift.plans import read_plan
 from fedsift.runs import load_run
-from tests.laws import rows
+from fedsift.workflows import Study
+from tests.laws import bit_equal, rows
 
 pytestmark = pytest.mark.filterwarnings("ignore::fedsift.data.DataWarning")
 QUICK = ("--features=3", "--seeds=2", "--rounds=2", "--tuning-rounds=2", "--quiet", "--id=id")
@@ -163,6 +164,39 @@ def test_a_finished_run_is_told_as_json_and_not_done_again(run: Path, capsys: An
     told = json.loads(capsys.readouterr().out)
     assert set(told["labels"]) == {"a", "b"}
     assert set(told["features"][0]["weights"]) == {"a", "b"}
+
+
+def test_a_run_that_was_stopped_goes_on_to_the_same_model(
+    run: Path, files: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    stopped, fits = tmp_path / "run", Study.fits
+
+    def interrupt(study: Study, method: str, cases: Any) -> Any:
+        if method == "eflops":
+            fits(study, method, cases[:1])
+        raise KeyboardInterrupt
+
+    words = ["fit", *files, "--target", "a, b", *QUICK, "--splits=1", f"--out={stopped}"]
+    with monkeypatch.context() as patched:
+        patched.setattr(Study, "fits", interrupt)
+        assert main(words) == 130
+    assert f"fedsift resume {stopped}" in capsys.readouterr().err
+    assert main(["resume", str(stopped), "--quiet"]) == 0
+    assert bit_equal(load_run(stopped).params, load_run(run).params)
+
+
+def test_a_site_is_forgotten_by_a_fit_of_the_others(
+    files: list[str], tmp_path: Path, capsys: Any
+) -> None:
+    data = rows("multilabel", sizes=(24, 26, 22), d=6)
+    three = [str(file) for file in write_sites(data, tmp_path / "sites")]
+    words = ["--target", "a, b", *QUICK, "--splits=0"]
+    assert main(["fit", *three, *words, f"--out={tmp_path / 'run'}"]) == 0
+    assert main(["fit", *three[:2], *words, f"--out={tmp_path / 'two'}"]) == 0
+    gone = Path(three[2]).stem
+    assert main(["forget", str(tmp_path / "run"), "--site", gone, "--method", "retrain"]) == 0
+    assert bit_equal(load_run(tmp_path / "run").params, load_run(tmp_path / "two").params)
+    assert main(["verify", str(tmp_path / "run")]) == 0
 
 
 def test_labels_stay_in_a_mapped_folder(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import torch
 from fedsift.data import FederatedData
 from fedsift.experiments import mnist_fits
 from fedsift.experiments.mnist import Mnist
-from fedsift.experiments.mnist_fits import METHODS, RATES, TRIAL, fit_digits
+from fedsift.experiments.mnist_fits import METHODS, TRIAL, fit_digits
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def _few_images(monkeypatch):
 @pytest.mark.usefixtures("_few_images")
 def test_every_figure_of_every_method():
     names = ("E-FLoPS", "FedIter-HT", "Fed-HT", "E-FLoPS, channels")
-    short: dict = {"seeds": 2, "rounds": 2, "tuning_rounds": 3, "rates": [0.1]}
+    short: dict = {"seeds": 2, "rounds": 2, "tuning_rounds": 3, "choosing": False}
     found = {name: fit_digits(name, **short) for name in names}
     for name, result in found.items():
         limit = 1104 if METHODS[name][2] == "scalar" else 44_190
@@ -49,21 +49,28 @@ def test_every_figure_of_every_method():
 
 
 @pytest.mark.usefixtures("_few_images")
-def test_the_step_is_chosen_on_images_held_back_from_training(monkeypatch):
+@pytest.mark.parametrize("tuning_helps", [True, False])
+def test_knobs_are_chosen_on_images_held_back_from_training(monkeypatch, tuning_helps):
+    """One after the other; then whether the support is tuned, by a run of all rounds."""
+    best = {"learning_rate": 0.05, "ridge": 0.003, "entropy": 0.01}
     asked = []
 
-    def fit(method, sites, test, rate, **numbers):
-        asked.append((rate, {*sites.rows}, {*test.rows}, numbers))
-        return {"cross_entropy": [abs(rate - 0.05), 0.1]}
+    def fit(method, sites, test, knobs, *numbers, **named):
+        asked.append((knobs, {*sites.rows}, {*test.rows}, numbers or named))
+        wrong = sum(abs(knobs.get(name, 0.03) - value) for name, value in best.items())
+        before = wrong + (0.1 if tuning_helps else -0.1)
+        return {"cross_entropy": [wrong], "cross_entropy_before_tuning": [before]}
 
     monkeypatch.setattr(mnist_fits, "_fit", fit)
-    chosen = fit_digits("E-FLoPS", 5, 40, 9)
-    assert chosen["learning_rate"] == 0.05
-    *trials, last = asked
-    assert [trial[0] for trial in trials] == list(RATES)
-    for _, shown, held_back, numbers in trials:
+    found = fit_digits("E-FLoPS", 5, 40, 9)
+    assert found["chosen"] == best
+    assert found["tuning_rounds"] == (9 if tuning_helps else 0)
+    *trials, whole, last = asked
+    assert len(trials) == len(found["trials"]) == 6
+    assert all(numbers == TRIAL for *_, numbers in trials)
+    for _, shown, held_back, _ in (*trials, whole):
         assert not shown & held_back
         assert len(held_back) == 20
         assert shown | held_back == last[1]
-        assert numbers == TRIAL
-    assert last[0] == 0.05
+    assert (whole[0], whole[3]) == (best, (1, 40, 9))
+    assert (last[0], last[3]) == (best, (5, 40, found["tuning_rounds"]))

@@ -68,7 +68,8 @@ def _table(report: UnlearningReport) -> list[str]:
             for when, values in report.measures.items()
         ]
         lines.append(f"{name_of(name):<18}" + "".join(f"{cell:>22}" for cell in cells))
-    if "membership_auc" not in names and "forget_accuracy" in names:
+    with_classes = any("forget_accuracy" in told for told in report.intervals.values())
+    if "membership_auc" not in names and with_classes:
         lines.append(NO_MEMBERSHIP)
     return lines
 
@@ -112,7 +113,7 @@ def before_after_chart(report: UnlearningReport) -> Chart:
         labels, heights, ends = zip(*bars, strict=True)
         series[label] = Series(labels, heights, [e[0] for e in ends], [e[1] for e in ends])
     measured = report.measures["before"]
-    if "forget_accuracy" in measured:
+    if "forget_accuracy" in report.intervals["before"]:
         lines[0] += "; probability: exp(-loss)"
     if "membership_auc" in measured:
         lines[0] += "; AUC ½: cannot be told from unseen rows"
@@ -129,14 +130,15 @@ def _bars(
     """Return (label, height, ends of its interval) of what is a share."""
     bars = []
     for name, value in values.items():
-        part, _, kind = name.rpartition("_")
+        part = next((part for part in PARTS if name.startswith(f"{part}_")), "")
+        kind = name.removeprefix(f"{part}_").replace("_", " ")
         if name in NAMES:
             label = NAMES[name].replace(" ", "\n", 1)
             bars.append((label, value, intervals[name]))
-        elif kind != "loss":
+        elif kind not in {"loss", "cross entropy"}:
             ends = intervals.get(name, (value, value))
             bars.append((f"{PARTS[part]}:\n{kind}", value, ends))
-        elif f"{part}_accuracy" in values:
+        elif f"{part}_accuracy" in intervals:
             chance = math.exp(-value)
             bars.append((f"{PARTS[part]}:\nprobability", chance, (chance, chance)))
     return bars

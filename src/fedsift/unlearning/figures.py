@@ -42,8 +42,10 @@ def measure(problem: Problem, params: Tree, parts: Mapping[str, FederatedData]) 
     values, intervals = {}, {}
     for name, rows in parts.items():
         for key, figure in evaluate(problem, trees.stack([params]), rows).items():
+            if key.rpartition("_")[2].isdigit():  # one label's, of which the means are there
+                continue
             values[f"{name}_{key}"] = share = float(figure[0])
-            if key == "accuracy":
+            if key == "accuracy" and has_classes(rows.outcome):
                 found = wilson(share * rows.n_samples, rows.n_samples)
                 intervals[f"{name}_{key}"] = (found.low, found.high)
     classes = all(has_classes(rows.outcome) for rows in parts.values())

@@ -119,6 +119,20 @@ def test_the_other_methods_too(method: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.acceptance_long
+def test_intercepts_of_sites_too(tmp_path: Path) -> None:
+    """What a site kept of the run is its own intercept, in a file that predicts its rows."""
+    loop = loopback(tmp_path, outcome="regression", site_intercepts="own", splits=1, rounds=2)
+    run, near = run_loopback(loop), simulated(loop)
+    assert_same(run, near)
+    assert run.results["test_r2"]["mean"] == pytest.approx(
+        near.results["test_r2"]["mean"], abs=1e-4
+    )
+    for file in loop.files:
+        (kept,) = (loop.folder / "state").glob(f"*/{file.stem}/*-own.json")
+        assert predictions(run, file, None, str(kept)) == predictions(near, file, None, file.stem)
+
+
+@pytest.mark.acceptance_long
 def test_one_message_too(tmp_path: Path) -> None:
     loop = loopback(tmp_path, outcome="regression", method="oneshot", learning_rate=None)
     assert_same(run_loopback(loop), simulated(loop))

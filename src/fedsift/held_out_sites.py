@@ -3,7 +3,9 @@
 A site is called shifted if leaving it out costs its own rows more than the other sites' costs make
 likely. In every split of the rows, the loss on a site's test rows is taken twice: of the model of
 the split's training rows, which has seen others of the site, and of the model of the other sites.
-The mean difference over splits is what the site's absence costs. The site is named if its cost is
+The mean difference of their roots over splits is what the site's absence costs. (An offset at a
+site adds its square to the loss: where sites differ at random, a few would stand out in the loss,
+and not in its root.) The site is named if its cost is
 above the upper end of the prediction interval of one more cost like the others', by Student's t and
 at 1 - .05 / sites: of twenty studies whose sites are alike, one names a site. (An interval over the
 splits would not do: all of them hold against the same model of the other sites.)
@@ -52,7 +54,7 @@ def held_out_figures(held: Fitted, splits: Fitted, settings: Settings) -> dict[s
     Returns:
         ``measure``; ``score``: the mean over sites with its interval; ``sites``: of each its
         ``score``, ``extra_loss`` (what its absence costs its rows above the mean of what others'
-        cost theirs, with its prediction interval, in nats or squared units of the target) and
+        cost theirs, with its prediction interval, in roots of nats or units of the target) and
         ``shifted``, None where not known;
         ``shifted``: their names.
     """
@@ -78,7 +80,7 @@ def held_out_figures(held: Fitted, splits: Fitted, settings: Settings) -> dict[s
 
 
 def _costs(held: Fitted, splits: Fitted, settings: Settings) -> list[dict[str, float]]:
-    """Return, for each split, what each site's absence adds to the loss on its test rows."""
+    """Return, for each split, what each site's absence adds to the root loss on its test rows."""
     if len(held) < FEWEST:
         return []
     without = {
@@ -95,29 +97,29 @@ def _costs(held: Fitted, splits: Fitted, settings: Settings) -> list[dict[str, f
             if size >= max(1, settings.min_cell)
         ]
         within = Standardiser.fit(case.train, settings.standardise)
-        losses = _losses(fit, within, case.test, told, settings)
+        losses = _root_losses(fit, within, case.test, told, settings)
         costs.append(
             {
-                name: _losses(*without[name], case.test, [name], settings)[name] - losses[name]
+                name: _root_losses(*without[name], case.test, [name], settings)[name] - losses[name]
                 for name in told
             }
         )
     return costs
 
 
-def _losses(
+def _root_losses(
     fit: Fit,
     standardiser: Standardiser,
     rows: FederatedData,
     sites: Sequence[str],
     settings: Settings,
 ) -> dict[str, float]:
-    """Return the loss of a fit's ensemble on the rows of each site, in squared target units."""
+    """Return the root of the loss of a fit's ensemble on each site's rows, in target units."""
     problem, scaled = linear_problem(rows, settings.gate), standardiser.apply(rows)
     own, places = fit.own_of_ensembles(), {name: rows.sites.index(name) for name in sites}
     return {
-        name: float(evaluate(problem, fit.ensembles(), scaled, [place], own)["loss"][0])
-        * standardiser.target_scale**2
+        name: math.sqrt(evaluate(problem, fit.ensembles(), scaled, [place], own)["loss"][0])
+        * standardiser.target_scale
         for name, place in places.items()
     }
 

@@ -29,11 +29,16 @@ NOT_RUN = {
         "the same"
     ),
     "from fedsift.engines.flower.roster import connect": "needs nodes; tests/flower does it",
+    "fedsift predict RUN_FOLDER NEW.csv --site SITE.fedsift/RUN-own.json": (
+        "needs a deployment; tests/flower does it"
+    ),
     "fedsift reproduce synthetic --quick": "minutes; tests/acceptance does it",
     "fedsift reproduce synthetic --jobs 2 --out synthetic": "hours",
     "fedsift reproduce synthetic --out synthetic --so-far": "goes on with the former",
     "fedsift reproduce golub --quick": "minutes; tests/acceptance does it",
     "fedsift reproduce golub --jobs 2 --out golub": "half an hour",
+    "fedsift reproduce mnist --quick": "minutes; tests/acceptance does it",
+    "fedsift reproduce mnist --jobs 2 --out mnist": "an hour",
     "fedsift fit --demo golub --track csv --track tensorboard:board": (
         "needs fedsift[track]; tests/test_trackers.py does it"
     ),

@@ -163,6 +163,18 @@ def test_engines_agree_and_no_message_is_longer_or_holds_the_sites_own(
     assert not torch.isclose(told.unsqueeze(1), kept, rtol=0.0, atol=1e-12).any()
 
 
+@pytest.mark.slow
+def test_the_compiled_work_is_the_same():
+    algorithm = EFLoPS(density=0.5, local_steps=2)
+    knobs: dict[str, Any] = {"rounds": 4, "channel": TopM(2), "seeds": (0, 1)}
+    plain, fused = (
+        trained(algorithm, problem(3.0), **{**knobs, "compile": compiled})
+        for compiled in (False, True)
+    )
+    assert largest_gap((plain.params, plain.own), (fused.params, fused.own)) < 1e-8
+    assert torch.equal(plain.bytes_up, fused.bytes_up)
+
+
 def test_a_site_goes_back_to_its_own_before_an_upload_that_did_not_count():
     never = trained(
         FedAvg(), problem(), rounds=3, delivery=lambda _tick, _seed, site: (site != 1).long()

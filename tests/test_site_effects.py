@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,15 +25,17 @@ from fedsift.algorithms import (
 from fedsift.channels import Lossless, TopM
 from fedsift.checkpoints import StageCheckpoint
 from fedsift.cli import main
-from fedsift.data import FederatedData
+from fedsift.data import FederatedData, Standardiser
 from fedsift.data.remote import OwnThere
 from fedsift.exports import export_run
 from fedsift.outcomes import make_outcome
 from fedsift.privacy import Privacy
 from fedsift.problems import Problem, supervised
 from fedsift.reporting.limits import limits
-from fedsift.run_folder import read_facts
+from fedsift.run_folder import read_facts, read_fit, write_fit
 from fedsift.runs import load_run
+from fedsift.settings import Settings
+from fedsift.studies import Case, fit_case
 from fedsift.training import EarlyStop, Training, train
 from fedsift.trees import Tree
 from tests.laws import bit_equal, largest_gap
@@ -292,6 +295,25 @@ def test_a_run_predicts_with_the_sites_own_and_exports_the_common_one(tmp_path, 
     assert not any((path / "sites").glob("*"))
     with pytest.raises(ValueError, match="one intercept for all sites"):
         again.predict(rows.x, rows.features, site="c")
+
+
+def test_a_finished_fit_is_read_with_each_sites_own(tmp_path):
+    """Whatever the order of the sites' names, and where sites on other machines find theirs."""
+    data = FederatedData.from_arrays(
+        drawn().x.numpy(), drawn().y.numpy(), sites=["z"] * 20 + ["b"] * 30 + ["m"] * 25
+    )
+    settings = Settings(**{k: v for k, v in QUICK.items() if k != "beside"}, site_intercepts="own")
+    fit = fit_case(Case("all rows", data), settings, Standardiser.fit(data, "feature"))
+    file = tmp_path / "fit.safetensors"
+    write_fit(file, fit, "request")
+    read = read_fit(file, "request").own
+    assert not isinstance(read, OwnThere)
+    assert not isinstance(fit.own, OwnThere)
+    assert list(read) == list(fit.own) != sorted(read)
+    assert bit_equal(dict(read), dict(fit.own))
+    there = OwnThere({"z": {"work": "1", "data": ["2"], "seeds": [0, 1], "last": [3, -1]}})
+    write_fit(file, replace(fit, own=there), "request")
+    assert read_fit(file, "request").own == there
 
 
 def test_rows_held_out_are_scored_with_the_intercept_of_their_site():

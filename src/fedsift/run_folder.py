@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -241,15 +241,13 @@ def write_fit(path: Path, fit: Fit, request: str) -> None:
         "support": fit.support,
     }
     tensors |= trees.join(params=fit.params, scores=fit.scores)
-    own: Mapping[str, Any] = {}
-    if isinstance(fit.own, OwnThere):
-        own = fit.own.of_site
-    elif fit.own:
-        own = dict.fromkeys(fit.own)
-        tensors |= trees.join(own=trees.stack(fit.own.values()))
+    there = fit.own.of_site if isinstance(fit.own, OwnThere) else None
+    here = {} if isinstance(fit.own, OwnThere) else fit.own
+    if here:
+        tensors |= trees.join(own=trees.stack(here.values()))
     names = ("bytes_up", "bytes_down", "bytes_dense", "bytes_formula", "plan", "history", "control")
     facts = {name: getattr(fit, name) for name in names}
-    write_checkpoint(path, tensors, facts | {"own": own}, request)
+    write_checkpoint(path, tensors, facts | {"own": list(here), "own_there": there}, request)
 
 
 def read_fit(path: Path, request: str) -> Fit:
@@ -262,9 +260,9 @@ def read_fit(path: Path, request: str) -> Fit:
     try:
         lanes = {k: tensors[k] for k in ("masks", "magnitudes", "weights", "support")}
         trained = {k: trees.part(tensors, k) for k in ("params", "scores")}
-        stacked, named = trees.part(tensors, "own"), facts["own"]
-        here = {site: trees.unstack(stacked, place) for place, site in enumerate(named)}
-        own = here if stacked or not named else OwnThere(named)
+        stacked, there = trees.part(tensors, "own"), facts.pop("own_there")
+        here = {site: trees.unstack(stacked, place) for place, site in enumerate(facts["own"])}
+        own = here if there is None else OwnThere(there)
         return Fit(**(lanes | trained | facts | {"own": own}))
     except (KeyError, TypeError) as error:
         msg = f"checkpoint {path} is no finished fit ({error}); {AFRESH}"

@@ -65,13 +65,12 @@ def test_the_site_that_was_shifted_is_named_and_no_other(figure):
 
 
 @pytest.mark.acceptance_long
-def test_of_leukaemias_dealt_to_sites_none_stands_apart(figure):
-    data = iid(fedsift.data.golub38(), 5, 0)
+def test_of_leukaemias_dealt_to_sites_few_stand_apart(figure):
+    """Ten times dealt out at random to five sites of seven or eight patients."""
     knobs = KNOBS | {"features": 3, "seeds": 4, "rounds": 60, "standardise": "array"}
-    found = fedsift.fit(data, **knobs).results["sites_held_out"]
-    figure(
-        "sites_apart_golub",
-        {name: site["score"] for name, site in found["sites"].items()}
-        | {"named": found["shifted"]},
-    )
-    assert found["shifted"] == []
+    named = []
+    for seed in range(10):
+        data = iid(fedsift.data.golub38(), 5, seed)
+        named.append(fedsift.fit(data, seed=seed, **knobs).results["sites_held_out"]["shifted"])
+    figure("sites_apart_golub_named_of_10", named)
+    assert sum(map(bool, named)) <= 2

@@ -107,8 +107,20 @@ def _lines(axes: Any, chart: Chart) -> None:
             axes.fill_between(points.x, points.low, points.high, color=colour, alpha=0.15, lw=0)
     if "x" in chart.logarithmic:
         axes.set_xscale("log")
+        _plain_ticks(axes.xaxis)
     if "y" in chart.logarithmic:
         axes.set_yscale("log")
+
+
+def _plain_ticks(axis: Any) -> None:
+    """Label 1, 2 and 5 of each decade in full, if there are few; matplotlib's texts overlap."""
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+
+    low, high = axis.get_view_interval()
+    if high / low <= 300.0:
+        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axis.set_major_formatter(StrMethodFormatter("{x:,.10g}"))
+        axis.set_minor_formatter(NullFormatter())
 
 
 def _bars(axes: Any, chart: Chart) -> None:

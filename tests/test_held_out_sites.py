@@ -9,7 +9,7 @@ import pytest
 import fedsift
 from fedsift.cli import main
 from fedsift.data import FederatedData
-from fedsift.held_out_sites import _extra_losses, site_cases
+from fedsift.held_out_sites import _extra_losses, _of_site, _steady, site_cases
 from fedsift.reporting.tables import fit_report, to_text
 
 KNOBS: dict[str, Any] = {
@@ -46,13 +46,24 @@ def test_a_cost_is_compared_with_one_more_like_the_others():
 
     The second's others are 9, 1, .5.
     """
-    extra = _extra_losses([{"a": 8.0, "b": 0.0, "c": 1.0, "d": 0.5}, {"a": 10.0, "b": 0.0}])
+    costs = {"a": [8.0, 10.0], "b": [0.0, 0.0], "c": [1.0], "d": [0.5]}
+    assert _of_site([{k: v[0] for k, v in costs.items()}, {"a": 10.0, "b": 0.0}]) == costs
+    extra = _extra_losses(costs)
     half = 6.2053 * 0.5 * (4 / 3) ** 0.5
     assert extra["a"]["mean"] == pytest.approx(8.5)
     assert extra["a"]["low"] == pytest.approx(8.5 - half, abs=1e-3)
     assert extra["b"]["mean"] == pytest.approx(-3.5)
     assert extra["b"]["low"] < 0
-    assert _extra_losses([{"a": 9.0, "b": 0.0, "c": 1.0}]) == {}
+    assert _extra_losses({"a": [9.0], "b": [0.0], "c": [1.0]}) == {}
+
+
+def test_a_cost_that_one_split_sees_is_not_steady():
+    """t(2, .95) is 2.920: the mean must be above 2.920 s / √3."""
+    assert not _steady([0.0, 0.9, 0.0])
+    assert not _steady([0.9])
+    spread = 3**0.5 / 2.920
+    assert _steady([1.01 - spread, 1.01, 1.01 + spread])
+    assert not _steady([0.99 - spread, 0.99, 0.99 + spread])
 
 
 @pytest.mark.parametrize(("odd", "named"), [(-2.0, ["d"]), (2.0, [])])

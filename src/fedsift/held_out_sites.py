@@ -7,8 +7,9 @@ The mean difference of their roots over splits is what the site's absence costs.
 site adds its square to the loss: where sites differ at random, a few would stand out in the loss,
 and not in its root.) The site is named if its cost is
 above the upper end of the prediction interval of one more cost like the others', by Student's t and
-at 1 - .05 / sites: of twenty studies whose sites are alike, one names a site. (An interval over the
-splits would not do: all of them hold against the same model of the other sites.)
+at 1 - .05 / sites, and steady: above 0 over the splits, at 95 %, so that one patient whom few splits
+test names no site. Of twenty studies whose sites are alike, about one names a site. (An interval
+over the splits alone would not do: all of them hold against the same model of the other sites.)
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ def held_out_figures(held: Fitted, splits: Fitted, settings: Settings) -> dict[s
         ``shifted``: their names.
     """
     measure = "r2" if "r2" in held[0][1].scores else "accuracy"
-    extra = _extra_losses(_costs(held, splits, settings))
+    costs = _of_site(_costs(held, splits, settings))
+    extra = _extra_losses(costs)
     sites: dict[str, dict[str, Any]] = {}
     for case, fit in held:
         assert case.test is not None  # noqa: S101  made by `site_cases`
@@ -68,7 +70,9 @@ def held_out_figures(held: Fitted, splits: Fitted, settings: Settings) -> dict[s
         sites[case.test.sites[0]] = {
             "score": float(fit.scores[measure][fit.n_lanes :].mean()) if told else None,
             "extra_loss": interval,
-            "shifted": None if interval is None else interval["low"] > 0,
+            "shifted": None
+            if interval is None
+            else interval["low"] > 0 and _steady(costs[case.test.sites[0]]),
         }
     known = [site["score"] for site in sites.values() if site["score"] is not None]
     return {
@@ -124,12 +128,25 @@ def _root_losses(
     }
 
 
-def _extra_losses(costs: Sequence[Mapping[str, float]]) -> dict[str, dict[str, float | int]]:
-    """Return each site's mean cost over splits above the others' mean, with its interval."""
+def _of_site(costs: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
+    """Return each site's costs, one for every split that tests it."""
     of_site: dict[str, list[float]] = {}
     for split in costs:
         for name, cost in split.items():
             of_site.setdefault(name, []).append(cost)
+    return of_site
+
+
+def _steady(costs: Sequence[float]) -> bool:
+    """Return whether a site's costs are above 0 on average, one-sided at 5 %, by its splits."""
+    if len(costs) < 2:
+        return False
+    error = statistics.stdev(costs) / math.sqrt(len(costs))
+    return statistics.fmean(costs) > t_quantile(0.05, len(costs) - 1) * error
+
+
+def _extra_losses(of_site: Mapping[str, Sequence[float]]) -> dict[str, dict[str, float | int]]:
+    """Return each site's mean cost over splits above the others' mean, with its interval."""
     if len(of_site) < FEWEST:
         return {}
     means = {name: statistics.fmean(values) for name, values in of_site.items()}

@@ -5,11 +5,11 @@ likely. In every split of the rows, the loss on a site's test rows is taken twic
 the split's training rows, which has seen others of the site, and of the model of the other sites.
 The mean difference of their roots over splits is what the site's absence costs. (An offset at a
 site adds its square to the loss: where sites differ at random, a few would stand out in the loss,
-and not in its root.) The site is named if its cost is
-above the upper end of the prediction interval of one more cost like the others', by Student's t and
-at 1 - .05 / sites, and steady: above 0 over the splits, at 95 %, so that one patient whom few splits
-test names no site. Of twenty studies whose sites are alike, about one names a site. (An interval
-over the splits alone would not do: all of them hold against the same model of the other sites.)
+and not in its root.) The site is named if its cost is above the upper end of the prediction
+interval of one more cost like the others', by Student's t and at 1 - .05 / sites, and if its costs
+are above 0 over the splits, at 95 %: one patient whom few splits test names no site. Of twenty
+studies whose sites are alike, about one names a site. (An interval over the splits alone would not
+do: all of them hold against the same model of the other sites.)
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def held_out_figures(held: Fitted, splits: Fitted, settings: Settings) -> dict[s
 
     Args:
         held: a case of `site_cases`, and its fit, for every site.
-        splits: those of splits of the same rows, to compare with; without one, or four sites, no
+        splits: those of splits of the same rows, to compare with; without two, or four sites, no
             site is compared.
         settings: of the study; a site with fewer test rows than ``min_cell`` is not told of.
 
@@ -65,14 +65,15 @@ def held_out_figures(held: Fitted, splits: Fitted, settings: Settings) -> dict[s
     sites: dict[str, dict[str, Any]] = {}
     for case, fit in held:
         assert case.test is not None  # noqa: S101  made by `site_cases`
+        name = case.test.sites[0]
         told = case.test.n_samples >= settings.min_cell
-        interval = extra.get(case.test.sites[0]) if told else None
-        sites[case.test.sites[0]] = {
+        interval = extra.get(name) if told else None
+        sites[name] = {
             "score": float(fit.scores[measure][fit.n_lanes :].mean()) if told else None,
             "extra_loss": interval,
             "shifted": None
-            if interval is None
-            else interval["low"] > 0 and _steady(costs[case.test.sites[0]]),
+            if interval is None or len(costs[name]) < 2
+            else interval["low"] > 0 and _steady(costs[name]),
         }
     known = [site["score"] for site in sites.values() if site["score"] is not None]
     return {
@@ -139,8 +140,6 @@ def _of_site(costs: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
 
 def _steady(costs: Sequence[float]) -> bool:
     """Return whether a site's costs are above 0 on average, one-sided at 5 %, by its splits."""
-    if len(costs) < 2:
-        return False
     error = statistics.stdev(costs) / math.sqrt(len(costs))
     return statistics.fmean(costs) > t_quantile(0.05, len(costs) - 1) * error
 

@@ -104,8 +104,8 @@ def _charts(
         row["method"]: Series(
             [row["macs"]],
             [row["test_accuracy"]["mean"]],
-            [row["test_accuracy"]["low"]],
-            [row["test_accuracy"]["high"]],
+            [min(found[row["method"]]["accuracy"])],
+            [max(found[row["method"]]["accuracy"])],
         )
         for row in rows
     }
@@ -117,7 +117,7 @@ def _charts(
         "macs": Chart(
             "What a sparse network costs to use",
             "multiplications for one image, dead channels removed",
-            "test accuracy (mean of the seeds, 95 % interval)",
+            "test accuracy (mean, lowest and highest of the seeds)",
             points,
             kind="points",
         ),

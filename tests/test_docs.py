@@ -129,10 +129,13 @@ def tutorial() -> Any:
 
 @pytest.mark.parametrize("channel", CHANNELS)
 def test_the_engines_agree_on_the_algorithm_of_the_tutorial(channel, tutorial):
-    """In double precision: the last bit of a float may decide what is among the largest."""
+    """In double precision: the last bit of a float may decide what is among the largest.
+
+    These seeds have no tie there; weights that shrink by just step · penalty would be one.
+    """
     data = rows("multiclass")
     problem = linear_problem(data, torch.float64)
-    work = job(problem, data, tutorial, CHANNELS[channel], seeds=(0, 1))
+    work = job(problem, data, tutorial, CHANNELS[channel], seeds=(8, 9))
     (slow, up), (fast, also) = (proceed(work, engine(), 12, 0.6) for engine in ENGINES.values())
     assert largest_gap(slow.server, fast.server) <= 1e-9
     assert torch.equal(up, also)

@@ -41,6 +41,7 @@ __all__ = [
 MOST_STEPS = 30
 SMALL = 1e-6  # a Newton step, in standard units: the error after it is of the order of its square
 SINGULAR = 1e-10  # an eigenvalue of a curvature of unit diagonal that counts as 0
+UNKNOWN = 1e30  # the slope of a row that alone decides an effect: what sites tell is finite
 
 Sums = dict[str, Tensor]
 
@@ -133,7 +134,8 @@ def estimate(rows: FederatedData, constants: Mapping[str, float] | None = None) 
     params, inverse = _newton(rows, constants, start)
     last = score_sums(rows, constants, params, inverse)
     covariance = inverse @ last["products"] @ inverse
-    if not torch.isfinite(covariance).all() or not (covariance.diagonal() > 0).all():
+    known = torch.isfinite(covariance).all() and (covariance.diagonal() > 0).all()
+    if not known or last["products"].abs().max() >= UNKNOWN:
         msg = (
             "a row of the inference half alone decides an effect, so that its error is not known;"
             " add rows, or ask for fewer features"
@@ -256,8 +258,10 @@ def _by_row(outcome: ByRow, data: FederatedData, params: Tensor, inverse: Tensor
     spread = torch.einsum("np,pkql,nq->nkl", x, inverse.reshape(*params.shape, *params.shape), x)
     leverage = weight[:, None, None] * curvatures @ spread
     rest = torch.eye(params.shape[1], dtype=torch.float64) - leverage
-    unseen, _ = torch.linalg.solve_ex(rest, slopes.unsqueeze(-1))
-    scores = torch.einsum("n,np,nk->npk", weight, x, unseen.squeeze(-1)).flatten(1)
+    unseen = torch.linalg.solve_ex(rest, slopes.unsqueeze(-1)).result.squeeze(-1)
+    decides = torch.linalg.det(rest).abs() < SINGULAR
+    unseen = torch.where(decides.unsqueeze(1), UNKNOWN, unseen)
+    scores = torch.einsum("n,np,nk->npk", weight, x, unseen).flatten(1)
     return _products(scores, data.rows)
 
 

@@ -30,7 +30,7 @@ BENCHES      := $(filter-out $(PEER_ONLY),$(wildcard benchmarks/[!_]*.py))
 SPEED        := $(addprefix benchmarks/,local_step.py rounds.py seeds.py flower.py pfl.py)
 PEERS_STAMP  := $(PEERS)/.installed
 
-# It asks for an older dp-accounting than constraints.txt, which its benchmark does not use.
+# It asks for an older dp-accounting than constraints.txt has; its benchmark accounts for nothing.
 PFL          := pfl==0.6.0
 
 .DEFAULT_GOAL := help

@@ -121,12 +121,13 @@ def _root_losses(
 ) -> dict[str, float]:
     """Return the root of the loss of a fit's ensemble on each site's rows, in target units."""
     problem, scaled = linear_problem(rows, settings.gate), standardiser.apply(rows)
-    own, places = fit.own_of_ensembles(), {name: rows.sites.index(name) for name in sites}
-    return {
-        name: math.sqrt(evaluate(problem, fit.ensembles(), scaled, [place], own)["loss"][0])
-        * standardiser.target_scale
-        for name, place in places.items()
-    }
+    own, roots = fit.own_of_ensembles(), {}
+    for name in sites:
+        place = rows.sites.index(name)
+        loss = float(evaluate(problem, fit.ensembles(), scaled, [place], own)["loss"][0])
+        # A deviance of 0 may be rounded to less; what is not a number stays so.
+        roots[name] = math.sqrt(max(loss, 0.0)) * standardiser.target_scale
+    return roots
 
 
 def _of_site(costs: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:

@@ -130,12 +130,13 @@ def _bars(
     """Return (label, height, ends of its interval) of what is a share."""
     bars = []
     for name, value in values.items():
-        part = next((part for part in PARTS if name.startswith(f"{part}_")), "")
-        kind = name.removeprefix(f"{part}_").replace("_", " ")
         if name in NAMES:
             label = NAMES[name].replace(" ", "\n", 1)
             bars.append((label, value, intervals[name]))
-        elif kind not in {"loss", "cross entropy"}:
+            continue
+        part = next(part for part in PARTS if name.startswith(f"{part}_"))
+        kind = name.removeprefix(f"{part}_").replace("_", " ")
+        if kind not in {"loss", "cross entropy"}:
             ends = intervals.get(name, (value, value))
             bars.append((f"{PARTS[part]}:\n{kind}", value, ends))
         elif f"{part}_accuracy" in intervals:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedsift import random
 from fedsift.algorithms import EFLoPS
+from fedsift.engines.programs import OPTIONS
 from fedsift.gates import PHI_MAX, HardConcrete
 from fedsift.problems import Problem
 
@@ -119,7 +120,9 @@ def elementwise(lanes: int, d: int, rates: Rates, *, compiled: bool = True) -> C
         u = random.uniform(keys, (d,))
         return gate_step(theta, phi, multiplier, field, u, table, rates)
 
-    fused = torch.compile(step, dynamic=False, fullgraph=True) if compiled else step
+    if not compiled:
+        return lambda: step(theta, phi, multiplier, field, keys)
+    fused = torch.compile(step, dynamic=False, fullgraph=True, options=OPTIONS)
     return lambda: fused(theta, phi, multiplier, field, keys)
 
 

@@ -274,11 +274,12 @@ def test_the_grid_has_every_lane_once(draw: st.DataObject) -> None:
         chosen = draw.draw(st.permutations(range(sites)))[:count]
         participants[s, chosen] = True
     order = torch.tensor(draw.draw(st.permutations(range(sites))))
-    grid = lay_out(participants, torch.argsort(order))
+    rank = torch.argsort(order)
+    grid = lay_out(participants, rank)
     width = grid.seeds.shape[1]
     assert grid.lane.shape == grid.site.shape == (seeds, count)
     for s in range(seeds):
-        assert grid.site[s].tolist() == participants[s].nonzero().squeeze(1).tolist()
+        assert grid.site[s].tolist() == [c for c in order.tolist() if participants[s, c]]
     assert torch.equal(
         grid.seeds.reshape(-1)[grid.lane], torch.arange(seeds)[:, None].expand(-1, count)
     )
@@ -289,9 +290,11 @@ def test_the_grid_has_every_lane_once(draw: st.DataObject) -> None:
     assert grid.real.sum() == participants.sum()
     # A place that is no lane repeats one, so that what it does is harmless.
     assert participants[grid.seeds, grid.sites.unsqueeze(1)].all()
-    assert (torch.argsort(order)[grid.sites].diff() > 0).all()
+    assert (rank[grid.sites].diff() > 0).all()
     assert width <= seeds
     assert grid.full == bool(participants.all())
+    place = torch.arange(grid.seeds.numel() * 2).reshape(-1, 2)
+    assert torch.equal(grid.by_seed({"x": place})["x"], place[grid.lane])
 
 
 def rename(data: FederatedData, old: str, new: str) -> FederatedData:

@@ -109,6 +109,8 @@ def test_the_nearest_of_half_precision(dtype: torch.dtype, size: float) -> None:
     assert torch.equal(rounded.half().to(dtype), rounded)
     assert torch.equal((rounded - value).abs(), (known - value).abs())
     assert torch.equal(messages.to_half(known), known)
+    for either in (value, known, rounded, known * 1.5, value * torch.inf):
+        assert torch.equal(messages.is_half(either), messages.to_half(either) == either)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

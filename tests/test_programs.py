@@ -55,6 +55,9 @@ def test_a_compiler_leaves_no_rounding_out() -> None:
     fused = torch.compile(messages.to_half, fullgraph=True)(value)
     assert torch.equal(fused, messages.to_half(value))
     assert not torch.equal(fused, value)
+    told = torch.compile(messages.is_half, fullgraph=True)
+    assert told(fused).all()
+    assert torch.equal(told(value), messages.is_half(value))
 
 
 def more(

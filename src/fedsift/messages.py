@@ -60,6 +60,20 @@ def to_half(value: Tensor) -> Tensor:
     return torch.where(value.abs() < half.smallest_normal, small, scaled - (scaled - value))
 
 
+def is_half(value: Tensor) -> Tensor:
+    """Return which numbers are of half precision: those that `to_half` leaves as they are."""
+    half, own = torch.finfo(torch.float16), torch.finfo(value.dtype)
+    scaled = value * (half.eps / own.eps + 1.0)
+    steps = value / (half.smallest_normal * half.eps)
+    digits = scaled - (scaled - value) == value
+    return digits & (steps.trunc() == steps) & (value.abs() <= half.max)
+
+
+def _none(mask: Tensor) -> Tensor:
+    """Return whether a mask has no place. Compiled, a sum is vectorised where `any` is not."""
+    return mask.sum(dtype=torch.int32) == 0
+
+
 def _index_bytes(numbers: int) -> int:
     return 2 if numbers <= 1 << 16 else 4
 
@@ -69,7 +83,7 @@ def _width(value: Tensor, mask: Tensor) -> Tensor:
     width = torch.full((), value.element_size(), dtype=torch.int64)
     if not value.is_floating_point():
         return width
-    return torch.where(((to_half(value) == value) | ~mask).all(), 2, width)
+    return torch.where(_none(mask & ~is_half(value)), 2, width)
 
 
 def _form_sizes(count: Tensor, numbers: int, itemsize: int, width: Tensor) -> Tensor:
@@ -90,11 +104,12 @@ def size(tree: Tree, changed: Tree | None = None) -> Tensor:
             total = total + PART.size + value.numel() * value.element_size()
             continue
         mask = (value != 0 if changed is None else changed[name]).reshape(-1)
-        count, width = mask.sum(), _width(value.reshape(-1), mask)
+        count = mask.sum(dtype=torch.int32).long()
+        width = _width(value.reshape(-1), mask)
         sizes = _form_sizes(count, mask.numel(), value.element_size(), width)
         payload, form = sizes.amin(0), sizes.argmin(0)
         if before is not None and before.numel() == mask.numel():
-            same = listed & (mask == before).all() & (count * width < payload)
+            same = listed & _none(mask ^ before) & (count * width < payload)
             payload = torch.where(same, count * width, payload)
             form = torch.where(same, SAME, form)
         total = total + PART.size + payload

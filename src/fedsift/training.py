@@ -473,7 +473,7 @@ class _Loop:
     def _finished(self) -> bool:
         """Return whether the algorithm has ended every seed's run."""
         run = self.run
-        return bool(vmap(run.job.algorithm.finished)(run.carried.server).all())
+        return bool(run.job.algorithm.finished(run.carried.server).all())
 
     def _compare(self) -> None:
         """Keep the state of every seed whose validation loss is the lowest so far."""

@@ -140,7 +140,10 @@ class Algorithm(ABC):
         return None
 
     def finished(self, server: Any) -> Tensor:
-        """Return whether a run may end before its last round, a boolean scalar."""
+        """Return whether runs may end before their last round, for a state [S, ...] of all seeds.
+
+        Boolean, [S], or a scalar that holds for all.
+        """
         return torch.zeros((), dtype=torch.bool)
 
     def back_off(self, server: Any) -> Any:

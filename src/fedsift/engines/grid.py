@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from fedsift import trees
 
 PADDING = 1.2  # rows of a class of sites, padding included, over real rows
 SPARE = 64  # rows of a site that may be padding in any case
@@ -15,9 +17,9 @@ class Grid(NamedTuple):
     """Which seeds are at which sites.
 
     ``sites`` [U]; ``seeds`` [U, Q]; ``real`` [U, Q] the places that are lanes; ``lane`` [S, K]
-    where a seed's lanes are in the flattened grid, in order of the sites' numbers, and ``site``
-    [S, K] whose they are; ``asks`` [S, 1] False for a seed without lanes, whose places stand for
-    nothing; ``full``: every seed is at every site.
+    where a seed's lanes are in the flattened grid, in its order, and ``site`` [S, K] whose they
+    are; ``asks`` [S, 1] False for a seed without lanes, whose places stand for nothing; ``full``:
+    every seed is at every site.
     """
 
     sites: Tensor
@@ -27,6 +29,14 @@ class Grid(NamedTuple):
     site: Tensor
     asks: Tensor
     full: bool
+
+    def by_seed(self, of_places: Any) -> Any:
+        """Return leaves [U·Q, ...] of the places as [S, K, ...]: views where that can be."""
+        if not self.full and len(self.lane) > 1:
+            return trees.map_tensors(lambda t: t[self.lane], of_places)
+        return trees.map_tensors(
+            lambda t: t.unflatten(0, (-1, len(self.lane))).transpose(0, 1), of_places
+        )
 
 
 def lay_out(participants: Tensor, rank: Tensor) -> Grid:
@@ -51,7 +61,7 @@ def lay_out(participants: Tensor, rank: Tensor) -> Grid:
     seeds[row, column] = seed
     real = torch.zeros_like(seeds, dtype=torch.bool)
     real[row, column] = True
-    by_seed = torch.argsort(seed * n_sites + site)
+    by_seed = torch.argsort(seed * n_sites + position)
     asks = participants.any(1)
     # A seed without lanes gets those of another.
     whose = torch.where(asks, asks.cumsum(0) - 1, 0)
@@ -65,11 +75,11 @@ def lay_out(participants: Tensor, rank: Tensor) -> Grid:
 def _lay_out_one(participants: Tensor, rank: Tensor) -> Grid:
     """Return what `lay_out` does for one seed, in a few operations."""
     whom = participants.nonzero()[:, 1]
-    in_order = torch.argsort(rank[whom])
-    site, lane = whom[in_order], torch.argsort(in_order)
-    real = torch.ones((len(whom), 1), dtype=torch.bool)
-    full = len(whom) == participants.shape[1]
-    return Grid(site, real.long() - 1, real, lane[None], whom[None], real[:1], full)
+    site = whom[torch.argsort(rank[whom])]
+    real = torch.ones((len(site), 1), dtype=torch.bool)
+    full = len(site) == participants.shape[1]
+    lane = torch.arange(len(site))
+    return Grid(site, real.long() - 1, real, lane[None], site[None], real[:1], full)
 
 
 def block_rows(sizes: Tensor) -> Tensor:

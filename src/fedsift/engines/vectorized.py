@@ -62,10 +62,8 @@ class Vectorized(Engine):
         broadcast = run(publishing, job, exchange, server, carried.broadcast, torch.tensor(tick))
         if not grid.asks.all():
             broadcast = trees.where(grid.asks.squeeze(1), broadcast, carried.broadcast)
-        sent, info, size, finite = self._sites(
-            job, carried, grid, broadcast.replica, round_number, exchange
-        )
-        finite = finite[grid.lane]
+        done = self._sites(job, carried, grid, broadcast.replica, round_number, exchange)
+        sent, info, size, finite = grid.by_seed(done)
         seed = torch.arange(len(job.seeds)).unsqueeze(1).expand_as(grid.site)
         asked = grid.asks.expand_as(finite)
         taken = finite & asked
@@ -77,7 +75,7 @@ class Vectorized(Engine):
         if grid.full and bool((before == before[:, :1]).all()):
             before = before[:, :1]
         server, info, (from_sites, from_regions, to_sites) = run(
-            serving, job, exchange, server, broadcast, sent, info, size, grid.lane, taken, before,
+            serving, job, exchange, server, broadcast, sent, info, size, taken, before,
             job.populations, region,
         )  # fmt: skip
         ledger, seen = carried.ledger.clone(), carried.seen.clone()

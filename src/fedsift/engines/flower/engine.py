@@ -91,12 +91,11 @@ class FlowerEngine(Engine):
         for s, row in enumerate(participants):
             chosen = row.nonzero().squeeze(1)
             site[s, : len(chosen)], asked[s, : len(chosen)] = chosen, True
-        lane = torch.arange(site.numel()).reshape(site.shape)
         sent, size, taken = _stacked(post, site, asked, found)
         region = None if job.regions is None else renumbered(job.regions[site])
         seen_before = carried.seen.gather(1, site)
         server, info, (from_sites, from_regions, _) = serving(job, post.exchange)(
-            carried.server, post.broadcast, sent, {}, size, lane, taken, seen_before,
+            carried.server, post.broadcast, sent, {}, size, taken, seen_before,
             job.populations, region,
         )  # fmt: skip
         ledger, seen = carried.ledger.clone(), carried.seen.clone()
@@ -301,26 +300,24 @@ class _Exchange:
 def _stacked(
     post: _Exchange, site: Tensor, asked: Tensor, found: _Found
 ) -> tuple[Any, Tensor, Tensor]:
-    """Return the uploads [S·K, ...] with zeros where there is none, bytes, and which count."""
-    lanes = site.numel()
-    sent = zeros(post.schema, lanes)
-    size = torch.zeros(lanes, dtype=torch.int64)
+    """Return the uploads [S, K, ...] with zeros where there is none, bytes, and which count."""
+    sent = zeros(post.schema, *site.shape)
+    size = torch.zeros_like(site)
     taken = torch.zeros_like(asked)
-    width = site.shape[1]
     for s, k in asked.nonzero().tolist():
         uploads = found.uploads.get(int(site[s, k]))
         if uploads is None or s not in uploads.trees:
             continue
-        size[s * width + k] = uploads.sizes[s]
+        size[s, k] = uploads.sizes[s]
         upload = uploads.trees[s]
         if upload is None:
             continue
         taken[s, k] = True
         for group, (tree, weight) in upload.items():
             stacked, weights = sent[group]
-            weights[s * width + k] = weight
+            weights[s, k] = weight
             for name, value in tree.items():
-                stacked[name][s * width + k] = value
+                stacked[name][s, k] = value
     return sent, size, taken
 
 

@@ -214,11 +214,11 @@ def upload_schema(job: Job, exchange: str, carried: Any) -> dict[str, Tree]:
     return {group: tree for group, (tree, _) in upload.items()}
 
 
-def zeros(schema: dict[str, Tree], lanes: int) -> dict[str, tuple[Tree, Tensor]]:
-    """Return uploads [L, ...] that do not count."""
+def zeros(schema: dict[str, Tree], *lanes: int) -> dict[str, tuple[Tree, Tensor]]:
+    """Return uploads [S, K, ...] that do not count; ``lanes``: S and K."""
     return {
         group: (
-            {name: torch.zeros((lanes, *t.shape), dtype=t.dtype) for name, t in tree.items()},
+            {name: torch.zeros((*lanes, *t.shape), dtype=t.dtype) for name, t in tree.items()},
             torch.zeros(lanes),
         )
         for group, tree in schema.items()

@@ -293,6 +293,7 @@ def test_the_grid_has_every_lane_once(draw: st.DataObject) -> None:
     assert (rank[grid.sites].diff() > 0).all()
     assert width <= seeds
     assert grid.full == bool(participants.all())
+    assert grid.complete == bool(participants[:, participants.any(0)].all())
     place = torch.arange(grid.seeds.numel() * 2).reshape(-1, 2)
     assert torch.equal(grid.by_seed({"x": place})["x"], place[grid.lane])
 

@@ -1,5 +1,6 @@
 """Fused and unfused work give one result; without a compiler only speed is lost."""
 
+import itertools
 import os
 import shutil
 import subprocess
@@ -11,12 +12,13 @@ import torch
 from torch import Tensor
 
 from fedsift import messages
-from fedsift.algorithms import EFLoPS
+from fedsift.algorithms import EFLoPS, FedAvg
 from fedsift.channels import TopM
 from fedsift.engines.base import Carried, Job
 from fedsift.engines.grid import PADDING, SPARE, block_rows
 from fedsift.engines.programs import Programs
 from fedsift.engines.vectorized import Vectorized
+from fedsift.robust import Median
 from tests.laws import job, largest_gap, linear_problem, normal, proceed, rows
 
 needs_compiler = pytest.mark.skipif(
@@ -47,6 +49,28 @@ def test_fused_and_unfused_agree_and_nothing_is_compiled_twice(
     assert fused.programs.fused, caplog.text
     assert largest_gap(carried.server, plain.server) <= 1e-5
     assert torch.equal(early + late, plain_bytes)
+
+
+@needs_compiler
+def test_a_fused_program_serves_its_own_rules_alone(caplog: pytest.LogCaptureFixture) -> None:
+    """Not every guard is kept: what differs between runs must be told apart all the same."""
+    data = rows("regression", sizes=(8, 8, 8), d=6)
+    problem = linear_problem(data)
+    slow, fast = (FedAvg(learning_rate=rate, local_steps=1) for rate in (0.01, 0.1))
+    work = [
+        job(problem, data, slow),
+        job(problem, data, fast),
+        job(problem.with_ridge(1.0), data, fast),
+        job(problem, data, fast, aggregator=Median()),
+    ]
+    plain = [proceed(one, Vectorized(), 3)[0].server for one in work]
+    for _ in range(2):
+        for one, known in zip(work, plain, strict=True):
+            engine = Vectorized(Programs(fused=True))
+            assert largest_gap(proceed(one, engine, 3)[0].server, known) <= 1e-6
+            assert engine.programs.fused, caplog.text
+    gaps = [largest_gap(a, b) for a, b in itertools.combinations(plain, 2)]
+    assert min(gaps) > 1e-3
 
 
 @needs_compiler

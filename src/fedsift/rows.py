@@ -27,11 +27,12 @@ class Rows:
     Attributes:
         values: the structure, leaves [capacity, ...]; another one after each `grow`.
         count: rows in use.
+        capacity: rows there are.
     """
 
     def __init__(self, template: Any) -> None:
         """Start empty; ``template`` is one row, leaves [...]."""
-        self.count = 0
+        self.count = self.capacity = 0
         self.values = trees.map_tensors(lambda t: t.new_zeros((0, *t.shape)), template)
         self._files: dict[int, Any] = {}
 
@@ -42,13 +43,12 @@ class Rows:
             OSError: the disk is full.
         """
         self.count = max(self.count, count)
-        have = next((len(leaf) for leaf in trees.leaves(self.values)), count)
-        if count > have:
+        if count > self.capacity:
             leaves = enumerate(trees.leaves(self.values))
-            capacity = max(count, have + have // 2)
-            larger = [self._larger(number, leaf, capacity) for number, leaf in leaves]
-            remaining = iter(larger)
-            self.values = trees.map_tensors(lambda _: next(remaining), self.values)
+            capacity = max(count, self.capacity + self.capacity // 2)
+            larger = iter([self._larger(number, leaf, capacity) for number, leaf in leaves])
+            self.values = trees.map_tensors(lambda _: next(larger), self.values)
+            self.capacity = capacity
 
     def used(self) -> Any:
         """Return the rows in use, leaves [count, ...]."""

@@ -602,4 +602,6 @@ def _by_level(run: Training) -> dict[str, dict[str, int]]:
 def _who(run: Training, participants: Tensor) -> dict[str, int]:
     """Return how many seeds each participating site worked for."""
     counts = participants.sum(0)
-    return {run.job.data.sites[c]: int(counts[c]) for c in counts.nonzero().squeeze(1).tolist()}
+    some = counts.nonzero().squeeze(1)
+    names = run.job.data.sites
+    return {names[c]: n for c, n in zip(some.tolist(), counts[some].tolist(), strict=True)}

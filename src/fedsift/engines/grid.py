@@ -18,8 +18,8 @@ class Grid(NamedTuple):
 
     ``sites`` [U]; ``seeds`` [U, Q]; ``real`` [U, Q] the places that are lanes; ``lane`` [S, K]
     where a seed's lanes are in the flattened grid, in its order, and ``site`` [S, K] whose they
-    are; ``asks`` [S, 1] False for a seed without lanes, whose places stand for nothing; ``full``:
-    every seed is at every site.
+    are; ``asks`` [S, 1] False for a seed without lanes, whose places stand for nothing;
+    ``complete``: every seed is at each of these sites; ``full``: and they are all there are.
     """
 
     sites: Tensor
@@ -28,14 +28,16 @@ class Grid(NamedTuple):
     lane: Tensor
     site: Tensor
     asks: Tensor
+    complete: bool
     full: bool
 
     def by_seed(self, of_places: Any) -> Any:
         """Return leaves [U·Q, ...] of the places as [S, K, ...]: views where that can be."""
-        if not self.full and len(self.lane) > 1:
+        if not self.complete:
             return trees.map_tensors(lambda t: t[self.lane], of_places)
+        seeds = len(self.lane)
         return trees.map_tensors(
-            lambda t: t.unflatten(0, (-1, len(self.lane))).transpose(0, 1), of_places
+            lambda t: t.view(-1, seeds, *t.shape[1:]).transpose(0, 1), of_places
         )
 
 
@@ -68,8 +70,9 @@ def lay_out(participants: Tensor, rank: Tensor) -> Grid:
     lane, whom = (
         t[by_seed].reshape(int(asks.sum()), -1)[whose] for t in (row * width + column, site)
     )
-    full = bool(participants.all())
-    return Grid(site[starts], seeds, real, lane, whom, asks.unsqueeze(1), full)
+    complete = len(seed) == len(starts) * n_seeds
+    full = complete and len(starts) == n_sites
+    return Grid(site[starts], seeds, real, lane, whom, asks.unsqueeze(1), complete, full)
 
 
 def _lay_out_one(participants: Tensor, rank: Tensor) -> Grid:
@@ -77,9 +80,8 @@ def _lay_out_one(participants: Tensor, rank: Tensor) -> Grid:
     whom = participants.nonzero()[:, 1]
     site = whom[torch.argsort(rank[whom])]
     real = torch.ones((len(site), 1), dtype=torch.bool)
-    full = len(site) == participants.shape[1]
-    lane = torch.arange(len(site))
-    return Grid(site, real.long() - 1, real, lane[None], site[None], real[:1], full)
+    lane, full = torch.arange(len(site)), len(site) == participants.shape[1]
+    return Grid(site, real.long() - 1, real, lane[None], site[None], real[:1], True, full)
 
 
 def block_rows(sizes: Tensor) -> Tensor:

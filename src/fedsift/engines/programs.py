@@ -7,7 +7,7 @@ function is compiled once; jobs that differ in data and seeds share it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -41,10 +41,10 @@ def publishing(job: Job, exchange: str) -> Program:
     return publish
 
 
-def working(job: Job, exchange: str, *, full: bool) -> Program:
+def working(job: Job, exchange: str, *, complete: bool) -> Program:
     """Return the sites' work on a grid of lanes, [U, Q]: (shared, state, data, keys, number) → ...
 
-    ``full``: ``shared`` is [S, ...], the same for every site; else it is [U, Q, ...]. ``data``:
+    ``complete``: ``shared`` is [S, ...], the same for every site; else it is [U, Q, ...]. ``data``:
     `Job.tables` and share of the sites, [U, ...]; ``keys``: of the runs [U, Q], the data [] and the
     sites [U]; ``number``: of the round; ``counted``: which rows count for a lane, [U, Q, n], where
     not all do. The result is (sent, state after, info, bytes, finite?), leaves [U·Q, ...].
@@ -81,21 +81,21 @@ def working(job: Job, exchange: str, *, full: bool) -> Program:
         one_seed, one_site = lanes.shape[1] == 1, lanes.shape[0] == 1
         if one_seed:
             drop = partial(torch.squeeze, dim=1)
-            shared = trees.map_tensors(partial(torch.squeeze, dim=0) if full else drop, shared)
+            shared = trees.map_tensors(partial(torch.squeeze, dim=0) if complete else drop, shared)
             apart = job.problem.apart if torch.compiler.is_compiling() else None
             alone = partial(lane, problem=apart or job.problem)
-            over_sites = vmap(alone, in_dims=(None if full else 0, 0, 0, 0, *by_lane))
+            over_sites = vmap(alone, in_dims=(None if complete else 0, 0, 0, 0, *by_lane))
             return over_sites(
                 shared, trees.map_tensors(drop, state), data, drop(lanes), *map(drop, own)
             )
         if one_site:
             first = partial(torch.squeeze, dim=0)
-            shared = shared if full else trees.map_tensors(first, shared)
+            shared = shared if complete else trees.map_tensors(first, shared)
             over_seeds = vmap(sharing, in_dims=(0, 0, None, 0, *by_lane))
             state, data = trees.map_tensors(first, state), trees.map_tensors(first, data)
             return over_seeds(shared, state, data, first(lanes), *map(first, own))
         over_seeds = vmap(sharing, in_dims=(0, 0, None, 0, *by_lane))
-        both = vmap(over_seeds, in_dims=(None if full else 0, 0, 0, 0, *by_lane))
+        both = vmap(over_seeds, in_dims=(None if complete else 0, 0, 0, 0, *by_lane))
         return trees.map_tensors(lambda t: t.flatten(0, 1), both(shared, state, data, lanes, *own))
 
     return all_lanes
@@ -110,6 +110,10 @@ def serving(job: Job, exchange: str) -> Program:
     ``region`` [S, K]: numbers from 0 to K-1, or None. The bytes are those that sites sent [S], that
     regions passed on [S], and that bring a site up to date, like ``seen``.
     """
+
+    def combine(stacked: Any, weight: Tensor) -> Any:
+        """Aggregate: `vmap` writes what has no name by its ``repr``, which no compiler follows."""
+        return job.aggregator(stacked, weight)
 
     def serve(
         server: Any,
@@ -132,7 +136,7 @@ def serving(job: Job, exchange: str) -> Program:
                 parts, weights = vmap(mean_by_region)(clean, counted, region)
                 passed_on = vmap(vmap(messages.size))(region_message(parts, weights))
                 from_regions = from_regions + torch.where(weights > 0, passed_on, 0).sum(1)
-            mean = vmap(job.aggregator)(parts, weights)
+            mean = vmap(combine)(parts, weights)
             totals[group] = Total(mean, counted.sum(1), population_of(populations, group))
         after, server_info = vmap(
             lambda s, t: job.algorithm.server_round(job.problem, s, t, exchange)
@@ -146,7 +150,14 @@ def serving(job: Job, exchange: str) -> Program:
 
 
 # Indices are in range by the way they are made; looking again is 7 % of a step of E-FLoPS.
-OPTIONS: dict[str, str | int | bool | Callable[..., Any]] = {"assert_indirect_indexing": False}
+OPTIONS: dict[str, Any] = {"assert_indirect_indexing": False}
+
+
+def _may_change(guards: Sequence[Any]) -> list[bool]:
+    """Choose what is looked at in every call: not modules and their functions, which stay."""
+    return [not (guard.is_global or guard.name.startswith("__import__")) for guard in guards]
+
+
 _FUSED: dict[tuple[Any, ...], Program] = {}
 
 
@@ -177,7 +188,8 @@ class Programs:
         if name not in _FUSED:
             # One code object serves every algorithm, each with few shapes: allow for all of them.
             torch._dynamo.config.recompile_limit = 256  # noqa: SLF001
-            _FUSED[name] = torch.compile(program, dynamic=False, fullgraph=True, options=OPTIONS)
+            how = {**OPTIONS, "guard_filter_fn": _may_change}
+            _FUSED[name] = torch.compile(program, dynamic=False, fullgraph=True, options=how)
         try:
             return _FUSED[name](*args)
         except Exception as error:  # noqa: BLE001 - whatever the compiler says, the work can go on

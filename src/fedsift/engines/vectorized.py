@@ -119,11 +119,14 @@ class Vectorized(Engine):
             )
             keys = (job.run_keys[seeds], job.data_key, job.site_keys[sites])
             data = (self._block(job, sites, rows, keep=grid.full), job.shares[sites])
-            shared = replica if grid.full else trees.map_tensors(lambda t, i=seeds: t[i], replica)
+            shared = replica
+            if not grid.complete:
+                shared = trees.map_tensors(lambda t, i=seeds: t[i], replica)
             counted = job.counted(seeds, self._numbers(job, sites, rows)[0])
             own = () if counted is None else (counted,)
+            given = (shared, state, data, keys, number, *own)
             sent, after, *rest = self.programs.run(
-                working, job, exchange, shared, state, data, keys, number, *own, full=grid.full
+                working, job, exchange, *given, complete=grid.complete
             )
             real = grid.real[places]
             real[wanted:] = False

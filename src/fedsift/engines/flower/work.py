@@ -184,7 +184,7 @@ class SiteWork:
             (job.run_keys[wanted].unsqueeze(0), job.data_key, job.site_keys),
             torch.tensor(number),
             *own,
-            full=True,
+            complete=True,
         )
         return sent, after, info
 

@@ -552,14 +552,17 @@ class _Loop:
     def _charge(self, exchange: str, asked: Tensor) -> None:
         """Account for an exchange with those asked, [S, C], before it happens."""
         run = self.run
+        if run.job.privacy is None:
+            return
         if exchange not in self.releases:
             self.releases[exchange] = releases(run.job, exchange)
         run.spent = run.spent + self.releases[exchange] * asked.sum(0)
 
     def _let_go(self) -> None:
         """Ask sites that have withdrawn no more."""
-        job = self.run.job
-        names = set() if self.withdrawn is None else set(self.withdrawn(self.run.round))
+        if self.withdrawn is None:
+            return
+        job, names = self.run.job, set(self.withdrawn(self.run.round))
         gone = torch.tensor([name in names for name in job.data.sites])
         if not (job.eligible & gone).any():
             return

@@ -20,12 +20,11 @@ from fedsift.channels import Broadcast, Channel, start_broadcast
 from fedsift.clients import ClientStore
 from fedsift.data import FederatedData, halved
 from fedsift.engines.grid import block_rows
+from fedsift.engines.participation import Participation
 from fedsift.privacy import Guard, Privacy
 from fedsift.problems import Problem
 from fedsift.sites import SiteData
 from fedsift.trees import Tree
-
-LANES = 1 << 20  # pairs of seed and site that draw at a time
 
 Weights = Literal["samples", "uniform"]
 # (exchange tick, seed indices [L], site indices [L]) → how often each upload arrives, [L]: 0 or
@@ -48,8 +47,9 @@ class Job:
     ``run_keys`` [S], ``data_key``, ``site_keys`` [C]; ``shares`` [C] the weights of sites in
     averages; ``offsets`` and ``sizes`` [C] of their rows, ``rank`` [C] their places in the order of
     size, ``block_rows`` [C] their rows with padding; ``eligible`` [S, C], what ``allowed`` means;
-    ``populations``, the weight of all eligible sites, [S]: of all their rows (``all``), and of the
-    groups ``forget``, ``retain`` and ``held_out`` where rows have a role.
+    ``participation``, who of them takes part; ``populations``, the weight of all eligible sites,
+    [S]: of all their rows (``all``), and of the groups ``forget``, ``retain`` and ``held_out``
+    where rows have a role.
 
     Raises:
         ValueError: seeds have different numbers of eligible sites, or an aggregator cannot work
@@ -81,6 +81,7 @@ class Job:
     rank: Tensor = field(init=False)
     eligible: Tensor = field(init=False)
     populations: dict[str, Tensor] = field(init=False)
+    participation: Participation = field(init=False)
 
     def __post_init__(self) -> None:
         keys = torch.stack([random.key("run", seed) for seed in self.seeds])
@@ -104,7 +105,7 @@ class Job:
                 "fedsift.aggregation.mean, or no regions"
             )
             raise ValueError(msg)
-        derived = {
+        derived: dict[str, Any] = {
             "run_keys": keys,
             "data_key": random.key("batches", self.data_seed),
             "site_keys": names,
@@ -114,6 +115,7 @@ class Job:
             "block_rows": block_rows(sizes),
             "rank": sizes.argsort(stable=True).argsort(),
             "eligible": eligible,
+            "participation": Participation(keys, names, eligible),
             "populations": {
                 group: (eligible * weight).sum(1)
                 for group, weight in _group_weights(self.data, shares, rows).items()
@@ -123,16 +125,8 @@ class Job:
             object.__setattr__(self, name, value)
 
     def participants(self, round_number: int, participation: float) -> Tensor:
-        """Return who takes part in a round, [S, C] bool: the next K sites in a random order.
-
-        K = ⌊participation · eligible sites⌋ for a fraction, at least one, or the count itself. The
-        order is drawn anew when fewer than K sites are left of it, so none is asked twice before
-        that: what sites have said is younger than with a draw a round. It is that of a hash of
-        seed, order number and site name, so a site's luck does not depend on who else is there.
-        """
-        return draw_participants(
-            self.run_keys, self.site_keys, self.eligible, round_number, participation
-        )
+        """Return who takes part in a round, [S, C] bool; see `Participation`."""
+        return self.participation.of_round(round_number, participation)
 
     def exchanges(
         self, carried: Carried, round_number: int, participants: Tensor
@@ -210,45 +204,6 @@ def site_data(tables: Sequence[Tensor], share: Tensor, key: Tensor) -> SiteData:
     """Return the rows of a site from its part of `Job.tables`."""
     x, y, weight, *role = tables
     return SiteData(x, y, weight, share, key, *role)
-
-
-def draw_participants(
-    run_keys: Tensor,
-    site_keys: Tensor,
-    eligible: Tensor,
-    round_number: int,
-    participation: float,
-) -> Tensor:
-    """Return who takes part in a round, [S, C] bool; see `Job.participants`."""
-    available = int(eligible[0].sum())
-    count, turns = turns_of(available, participation)
-    if count == available:
-        return eligible
-    order, turn = divmod(round_number, turns)
-    order_keys = random.fold(run_keys, "participation", order)
-    taking_part = torch.zeros_like(eligible)
-    together = max(1, LANES // eligible.shape[1])
-    for first in range(0, len(eligible), together):
-        seeds = slice(first, first + together)
-        draw = random.fold(order_keys[seeds].unsqueeze(1), site_keys.unsqueeze(0))
-        draw = torch.where(eligible[seeds], draw, torch.iinfo(torch.int64).max)
-        last = draw.kthvalue((turn + 1) * count, dim=1, keepdim=True).values
-        taking_part[seeds] = draw <= last
-        if turn:
-            taking_part[seeds] &= draw > draw.kthvalue(turn * count, dim=1, keepdim=True).values
-    return taking_part
-
-
-def turns_of(available: int, participation: float) -> tuple[int, int]:
-    """Return how many sites are asked in a round, and how many rounds there are to an order.
-
-    If both are the same without some sites, so is who is asked in the rounds before theirs.
-    """
-    if isinstance(participation, int):
-        count = min(participation, available)
-    else:
-        count = max(1, int(participation * available + 1e-9))
-    return count, available // count
 
 
 def exchange_key(key: Tensor, exchange: str, number: int | Tensor, site: Tensor) -> Tensor:

@@ -122,9 +122,9 @@ class Vectorized(Engine):
             shared = replica
             if not grid.complete:
                 shared = trees.map_tensors(lambda t, i=seeds: t[i], replica)
-            counted = job.counted(seeds, self._numbers(job, sites, rows)[0])
-            own = () if counted is None else (counted,)
-            given = (shared, state, data, keys, number, *own)
+            given: tuple[Any, ...] = (shared, state, data, keys, number)
+            if job.halves is not None:
+                given += (job.counted(seeds, self._numbers(job, sites, rows)[0]),)
             sent, after, *rest = self.programs.run(
                 working, job, exchange, *given, complete=grid.complete
             )

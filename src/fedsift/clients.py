@@ -64,11 +64,10 @@ class ClientStore:
 
     def rows(self, sites: Tensor) -> Tensor:
         """Return the row of each site [L], making rows for new ones."""
-        numbers = sites.tolist()
-        for site in numbers:
-            self.row_of.setdefault(site, len(self.row_of))
-        self._rows.grow(len(self.row_of))
-        return torch.tensor([self.row_of[site] for site in numbers])
+        row_of = self.row_of
+        rows = [row_of.setdefault(site, len(row_of)) for site in sites.tolist()]
+        self._rows.grow(len(row_of))
+        return torch.tensor(rows)
 
     def load(self, rows: Tensor, seeds: Tensor, last_accepted: Tensor) -> Any:
         """Return the states [L, ...] of the lanes (row, seed), given the exchange accepted last."""

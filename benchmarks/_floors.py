@@ -120,10 +120,8 @@ def elementwise(lanes: int, d: int, rates: Rates, *, compiled: bool = True) -> C
         u = random.uniform(keys, (d,))
         return gate_step(theta, phi, multiplier, field, u, table, rates)
 
-    if not compiled:
-        return lambda: step(theta, phi, multiplier, field, keys)
-    fused = torch.compile(step, dynamic=False, fullgraph=True, options=OPTIONS)
-    return lambda: fused(theta, phi, multiplier, field, keys)
+    work = torch.compile(step, dynamic=False, fullgraph=True, options=OPTIONS) if compiled else step
+    return lambda: work(theta, phi, multiplier, field, keys)
 
 
 def shared_products(sites: int, seeds: int, batch: int, d: int) -> Call:

@@ -12,7 +12,7 @@ from torch import nn
 from fedsift import models, outcomes, trees
 from fedsift.algorithms import EFLoPS, FedAvg, FedIterHT
 from fedsift.data import FederatedData
-from fedsift.engines import ENGINES, make_engine, participation
+from fedsift.engines import ENGINES, make_engine, sampling
 from fedsift.engines.base import Carried, Job, begin
 from fedsift.engines.envelopes import Envelope, Inbox, schema_of
 from fedsift.engines.grid import lay_out
@@ -359,7 +359,7 @@ def test_the_number_of_participants_is_exact(
 def test_who_takes_part_does_not_depend_on_what_was_asked_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(participation, "DRAWN", 40)  # two or three orders at a time
+    monkeypatch.setattr(sampling, "DRAWN", 40)  # two or three orders at a time
     data = rows(sizes=(1,) * 8, d=3)
     work = job(linear_problem(data), data, FedAvg(), seeds=(0, 1))
     for number in (0, 1, 9, 7, 8, 0, 30, 29):

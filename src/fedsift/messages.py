@@ -70,7 +70,7 @@ def is_half(value: Tensor) -> Tensor:
 
 
 def _none(mask: Tensor) -> Tensor:
-    """Return whether a mask has no place. Compiled, a sum is vectorised where `any` is not."""
+    """Return whether a mask is False everywhere; compiled, a sum is vectorised, `any` is not."""
     return mask.sum(dtype=torch.int32) == 0
 
 

@@ -20,7 +20,7 @@ from fedsift.channels import Broadcast, Channel, start_broadcast
 from fedsift.clients import ClientStore
 from fedsift.data import FederatedData, halved
 from fedsift.engines.grid import block_rows
-from fedsift.engines.participation import Participation
+from fedsift.engines.sampling import Sampling
 from fedsift.privacy import Guard, Privacy
 from fedsift.problems import Problem
 from fedsift.sites import SiteData
@@ -47,9 +47,9 @@ class Job:
     ``run_keys`` [S], ``data_key``, ``site_keys`` [C]; ``shares`` [C] the weights of sites in
     averages; ``offsets`` and ``sizes`` [C] of their rows, ``rank`` [C] their places in the order of
     size, ``block_rows`` [C] their rows with padding; ``eligible`` [S, C], what ``allowed`` means;
-    ``participation``, who of them takes part; ``populations``, the weight of all eligible sites,
-    [S]: of all their rows (``all``), and of the groups ``forget``, ``retain`` and ``held_out``
-    where rows have a role.
+    ``sampling``, who of them takes part; ``populations``, the weight of all eligible sites, [S]: of
+    all their rows (``all``), and of the groups ``forget``, ``retain`` and ``held_out`` where rows
+    have a role.
 
     Raises:
         ValueError: seeds have different numbers of eligible sites, or an aggregator cannot work
@@ -81,7 +81,7 @@ class Job:
     rank: Tensor = field(init=False)
     eligible: Tensor = field(init=False)
     populations: dict[str, Tensor] = field(init=False)
-    participation: Participation = field(init=False)
+    sampling: Sampling = field(init=False)
 
     def __post_init__(self) -> None:
         keys = torch.stack([random.key("run", seed) for seed in self.seeds])
@@ -115,7 +115,7 @@ class Job:
             "block_rows": block_rows(sizes),
             "rank": sizes.argsort(stable=True).argsort(),
             "eligible": eligible,
-            "participation": Participation(keys, names, eligible),
+            "sampling": Sampling(keys, names, eligible),
             "populations": {
                 group: (eligible * weight).sum(1)
                 for group, weight in _group_weights(self.data, shares, rows).items()
@@ -125,8 +125,8 @@ class Job:
             object.__setattr__(self, name, value)
 
     def participants(self, round_number: int, participation: float) -> Tensor:
-        """Return who takes part in a round, [S, C] bool; see `Participation`."""
-        return self.participation.of_round(round_number, participation)
+        """Return who takes part in a round, [S, C] bool; see `Sampling`."""
+        return self.sampling.of_round(round_number, participation)
 
     def exchanges(
         self, carried: Carried, round_number: int, participants: Tensor
@@ -160,13 +160,11 @@ class Job:
         assert self.halves is not None  # noqa: S101  asked for only where there are halves
         return halved(self.data, self.halves, (len(self.seeds) + 1) // 2)
 
-    def counted(self, seeds: Tensor, rows: Tensor) -> Tensor | None:
+    def counted(self, seeds: Tensor, rows: Tensor) -> Tensor:
         """Return whether rows of numbers [..., n] count for run seeds [..., Q]: [..., Q, n] bool.
 
-        None where all do.
+        Where there are ``halves``; else all do.
         """
-        if self.halves is None:
-            return None
         half = self.half_of_row[seeds.unsqueeze(-1) // 2, rows.unsqueeze(-2)]
         return half == seeds.unsqueeze(-1) % 2
 
@@ -178,10 +176,10 @@ class Job:
         """Return the rows of a site; ``key``: of its batches, ``seed``: number of the run seed."""
         rows = self.rows_of(site)
         data = site_data([table[rows] for table in self.tables], self.shares[site], key)
-        if seed is None:
+        if seed is None or self.halves is None:
             return data
         counted = self.counted(torch.tensor([seed]), torch.arange(rows.start, rows.stop))
-        return data if counted is None else data.only(counted[0])
+        return data.only(counted[0])
 
 
 def _group_weights(data: FederatedData, shares: Tensor, rows: Tensor) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from fedsift.checkpoints import StageCheckpoint
 from fedsift.data import FederatedData, Standardiser, of_role
 from fedsift.data.federated import FORGET, RETAIN
-from fedsift.engines.participation import turns_of
+from fedsift.engines.sampling import turns_of
 from fedsift.findings import candidates, choice_figures, feature_table
 from fedsift.joins import Start, go_on_without, join_file
 from fedsift.run_folder import JOINS, read_fit, write_fit

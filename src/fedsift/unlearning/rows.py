@@ -12,7 +12,7 @@ from fedsift import random
 from fedsift.data import FederatedData, of_role
 from fedsift.data.federated import FORGET, RETAIN
 from fedsift.data.paths import site_name
-from fedsift.engines.participation import Participation
+from fedsift.engines.sampling import Sampling
 from fedsift.methods import find_method
 from fedsift.run_folder import RunError
 from fedsift.runs import Run
@@ -141,7 +141,7 @@ def participation(run: Run) -> list[tuple[str, str, int, int, int]]:
     keys = torch.stack([random.key("run", seed) for seed in seeds])
     names = random.keys("site", last=sites)
     everyone = torch.ones((len(seeds), len(sites)), dtype=torch.bool)
-    drawn = Participation(keys, names, everyone)
+    drawn = Sampling(keys, names, everyone)
     taken = torch.stack([drawn.of_round(number, share) for number in range(rounds)])
     count, first = taken.sum(0), taken.to(torch.int8).argmax(0)
     return [

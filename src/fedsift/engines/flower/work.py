@@ -172,8 +172,9 @@ class SiteWork:
         if not job.problem.batched:
             return self._one_by_one(replica, state, seeds, number, exchange)
         rows = (job.tables, job.shares[0])
-        counted = job.counted(wanted, torch.arange(job.data.n_samples))
-        own = () if counted is None else (counted.unsqueeze(0),)
+        own: tuple[Tensor, ...] = ()
+        if job.halves is not None:
+            own = (job.counted(wanted, torch.arange(job.data.n_samples)).unsqueeze(0),)
         sent, after, info, _, _ = Programs().run(
             working,
             job,

@@ -13,7 +13,7 @@ DRAWN = 1 << 14  # numbers that are drawn at a time for the orders to come
 
 
 @dataclass
-class Participation:
+class Sampling:
     """Draws who takes part in a round: the next K sites in a random order, for every run seed.
 
     K = ⌊share · eligible sites⌋ for a fraction, at least one, or the count itself. The order is
